@@ -179,20 +179,19 @@ def _show_algorithm(console: Console, name: str) -> None:
         own_code = read_own_code({expanded(reference.place): True})
         own_code.activate()
         file = ", ".join(own_code.paths)
-    method = Method(algorithm_class(name if reference is None else reference.name))
-    console.print(_reflowed(method.doc), overflow="fold")
-    based_on = method.paper_of if method.paper_of not in ("Algorithm", method.cls.__name__) else ""
-    paper = f"Paper of {based_on}, on which it is based" if based_on else "Paper"
-    console.print(f"\n{paper}: {method.cls.paper}")
+    cls = algorithm_class(name if reference is None else reference.name)
+    module = inspect.getmodule(cls)
+    console.print(_reflowed((module and module.__doc__) or cls.__doc__), overflow="fold")
+    console.print(f"\nPaper: {cls.paper}")
     console.print(f"File:  {file}")
-    console.print(f"Architectures: {method.architectures}")
-    for way, messages in zip(("Down", "Up"), method.messages or (), strict=False):
+    console.print(f"Architectures: {_architectures(cls)}")
+    for way, messages in zip(("Down", "Up"), _messages(cls) or (), strict=False):
         for message in messages:
             doc = first_paragraph(message)
             console.print(f"{way}: {message_in_words(message)}" + (f" ({doc.removesuffix('.')})" if doc else ""))
     console.print()
-    _show_fields(console, method.cls, f"algorithm: {{name: {name}}}")
-    for profile, preset in method.cls.profiles.items():
+    _show_fields(console, cls, f"algorithm: {{name: {name}}}")
+    for profile, preset in cls.profiles.items():
         values = ", ".join(f"{field}: {_plain(value)}" for field, value in preset.items())
         console.print(f"profile: {profile}  ({values})")
 
@@ -237,11 +236,12 @@ def _show_entries(
 def _algorithm(name: str) -> Entry:
     """Return a method's summary and facts, or the error in its file, because a user may still be writing it."""
     try:
-        method = Method(algorithm_class(name))
+        cls = algorithm_class(name)
     except ScenarioError as error:
         return Entry(name, str(error))
-    facts = {"year": method.year, "architectures": method.architectures, "messages": method.travels}
-    return Entry(name, method.summary, {key: value for key, value in facts.items() if value})
+    years = re.findall(r"\b(?:19|20)\d\d\b", cls.paper.partition("http")[0])
+    facts = {"year": years[-1] if years else "", "architectures": _architectures(cls), "messages": _travels(cls)}
+    return Entry(name, first_paragraph(cls), {key: value for key, value in facts.items() if value})
 
 
 def _show_fields(console: Console, cls: type, where: str) -> None:
@@ -310,60 +310,29 @@ Messages = tuple[type, ...]
 """The message classes in one direction."""
 
 
-@dataclass(frozen=True)
-class Method:
-    """A method, described by its class."""
+def _architectures(cls: type[AnyAlgorithm]) -> str:
+    """Return whether clients may have different architectures, in words."""
+    return "one for all clients" if cls.one_architecture else "may differ"
 
-    cls: type[AnyAlgorithm]
 
-    @property
-    def doc(self) -> str:
-        """The docstring of the method's file or, without one, of its class."""
-        module = inspect.getmodule(self.cls)
-        return inspect.cleandoc((module and module.__doc__) or self.cls.__doc__ or "")
+def _messages(cls: type[AnyAlgorithm]) -> tuple[Messages, Messages] | None:
+    """Return the message classes (down, up) of `Algorithm[...]`; None without type arguments, or if one is `Any`."""
+    for base in cls.__mro__:
+        for made in vars(base).get("__orig_bases__", ()):
+            if getattr(get_origin(made), "__name__", "") == "Algorithm":
+                down, up = (_classes_in(argument) for argument in get_args(made)[:2])
+                return None if Any in (*down, *up) else (down, up)
+    return None
 
-    @property
-    def summary(self) -> str:
-        """The first paragraph of the class's docstring, in one line."""
-        return first_paragraph(self.cls)
 
-    @property
-    def year(self) -> str:
-        """The year of the method's paper; "" if `paper` has no year before its address."""
-        years = re.findall(r"\b(?:19|20)\d\d\b", self.cls.paper.partition("http")[0])
-        return years[-1] if years else ""
-
-    @property
-    def paper_of(self) -> str:
-        """The class with the attribute `paper`: this class, or a base class."""
-        return next((base.__name__ for base in self.cls.__mro__ if "paper" in vars(base)), "")
-
-    @property
-    def architectures(self) -> str:
-        """Whether clients may have different architectures, in words."""
-        return "one for all clients" if self.cls.one_architecture else "may differ"
-
-    @property
-    def messages(self) -> tuple[Messages, Messages] | None:
-        """The message classes (down, up) of `Algorithm[...]`; None without type arguments, or if one is `Any`."""
-        for base in self.cls.__mro__:
-            for made in vars(base).get("__orig_bases__", ()):
-                if getattr(get_origin(made), "__name__", "") == "Algorithm":
-                    down, up = (_classes_in(argument) for argument in get_args(made)[:2])
-                    return None if Any in (*down, *up) else (down, up)
-        return None
-
-    @property
-    def travels(self) -> str:
-        """The messages in both directions, in words; "" if the class does not declare them."""
-        if self.messages is None:
-            return ""
-        down, up = (" or ".join(map(message_in_words, classes)) for classes in self.messages)
-        if not down and not up:
-            return "no communication"
-        if down == up:
-            return f"{down} down and up"
-        return ", ".join(f"{words} {way}" for words, way in ((down, "down"), (up, "up")) if words)
+def _travels(cls: type[AnyAlgorithm]) -> str:
+    """Return the messages in both directions, in words; "" if the class does not declare them."""
+    if (messages := _messages(cls)) is None:
+        return ""
+    down, up = (" or ".join(map(message_in_words, classes)) for classes in messages)
+    if down == up:
+        return f"{down} down and up" if down else "no communication"
+    return ", ".join(f"{words} {way}" for words, way in ((down, "down"), (up, "up")) if words)
 
 
 def message_in_words(message: type) -> str:

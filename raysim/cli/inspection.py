@@ -13,15 +13,6 @@ if TYPE_CHECKING:
     from raysim.results.figures import Width
 
 
-class SavedRound(click.ParamType):  # type: ignore[type-arg]
-    """A parameter with the number of a round, or best_val."""
-
-    name = "round"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return value if value == "best_val" else click.INT.convert(value, param, ctx)
-
-
 # The keys of `comparison.pictures.KINDS`, repeated because an import of that module imports torch and delays `raysim
 # --help`.
 PLOTS = ("curves", "bytes", "virtual-time", "boxes", "clients", "confusion")
@@ -90,13 +81,12 @@ def plot(runs: tuple[str, ...], kind: str, metric: str | None, ymin: float, widt
 @click.option(
     "--round",
     "round_",
-    type=SavedRound(),
     metavar="T|best_val",
     help="Use the checkpoint after this round. best_val is the round with the greatest validation accuracy. Its "
     "checkpoint is kept if checkpoint.keep contains best_val. Default: the latest round that has one.",
 )
 @click.option("-o", "--output", required=True, metavar="FOLDER", help="Folder for the files.")
-def export(run: str, round_: Any, output: str) -> None:
+def export(run: str, round_: str | None, output: str) -> None:
     """Write the clients' networks of a RUN as safetensors files.
 
     Plain PyTorch can load the files. client-K.safetensors contains the network of client K. Its metadata name the
@@ -108,7 +98,8 @@ def export(run: str, round_: Any, output: str) -> None:
     """
     from raysim.runs.run import Run
 
-    Run(run).export(output, round_)
+    number: Any = int(round_) if round_ and round_.isdecimal() else round_
+    Run(run).export(output, number)
     click.echo(output)
 
 

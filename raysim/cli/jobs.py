@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -59,7 +58,7 @@ CODE_CHANGED = click.option(
     "run_",
     metavar="RUN",
     help="Resume a run from its last checkpoint. RUN is the id of the run's job, or the run's folder or id on the "
-    "cluster. SCENARIO is then optional. Overrides may raise `rounds`, and change folders and resources.",
+    "cluster; leave out SCENARIO. Overrides may raise `rounds`, and change folders and resources.",
 )
 @CODE_CHANGED
 @click.option("--id", "job", metavar="ID", help="Id of the new job. Default: the scenario's name and the time.")
@@ -106,8 +105,8 @@ def submit(
     from raysim.jobs.submit import Work, check, run_on_cluster
     from raysim.jobs.submit import submit as submit_job  # imported here, because it imports torch
 
-    if scenario is None and run_ is None:
-        raise click.UsageError("Missing argument 'SCENARIO'; it is optional only with --resume.")
+    if (scenario is None) == (run_ is None):
+        raise click.UsageError("Give a SCENARIO, or a run with --resume.")
     # Errors that need no cluster are reported before connecting to it.
     if wrong := [item for item in env if "=" not in item]:
         raise click.UsageError(f"--env {wrong[0]}: write it as KEY=VALUE, for example RAYSIM_DATA=/data.")
@@ -116,8 +115,8 @@ def submit(
     words += ["--sweep"] if work.sweep else []
     with cluster.connect(address) as client, show_logs(lambda note: click.echo(f"note: {note}", err=True)):
         if run_ is not None:
-            run_, known = run_on_cluster(client, run_)
-            work = replace(work, facts={**known, **work.facts})
+            run_, facts = run_on_cluster(client, run_)
+            work = Work(facts=facts)
             words += [f"--resume={run_}", *(["--code-changed"] if code_changed else [])]
         job = submit_job(client, job, work, words, dict(item.split("=", 1) for item in env))
         click.echo(f"submitted {job}", err=wait)

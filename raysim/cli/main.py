@@ -68,16 +68,20 @@ def launch(scenario: str, sets: tuple[str, ...], dry_run: bool, quiet: bool, add
         raysim launch quickstart --set backend=in_process   # without Ray, to step through
     """
     attach(address)
-    from raysim.scenario.scenario import Scenario
+    from raysim.scenario.parse import parse_scenario
 
-    loaded = Scenario.load(scenario, sets)
+    parsed = parse_scenario(scenario, sets)  # the imports below take seconds, for which a wrong key should not wait
     if dry_run:
         from raysim.cli.show import show_preview
         from raysim.runs.preview import preview
+        from raysim.scenario.scenario import Scenario
 
-        show_preview(preview(loaded), loaded)
+        checked = Scenario.of(parsed)
+        show_preview(preview(checked), checked)
     else:
-        _close(loaded.run(quiet=quiet).summary)
+        from raysim.runs.run import run
+
+        _close(run(parsed, quiet=quiet).summary)
 
 
 @cli.command("resume")

@@ -1,6 +1,6 @@
 """The program of a job on the head node. It checks versions, then acts as `raysim launch`, `resume` or `sweep`.
 
-    python -m raysim.jobs.entry CLIENT [SCENARIO] [--set KEY=VALUE]... [--sweep | --resume RUN [--code-changed]]
+    python -m raysim.jobs.entry CLIENT [SCENARIO [--sweep] | --resume RUN [--code-changed]] [--set KEY=VALUE]...
 
 CLIENT is the result of `versions` where the job was submitted. Ray runs the program in the folder that `submit`
 shipped, and removes that folder some time after the job. So all relative paths (those of the scenario, and the run to
@@ -102,29 +102,21 @@ def _work(options: argparse.Namespace) -> int:
 
 
 def _run(path: Path | None, options: argparse.Namespace) -> int:
-    """Run a scenario, or resume a run, named by its folder or by its id below the scenario's `output`."""
+    """Run a scenario, or resume a run, named by its folder or by its id below ./runs."""
     from raysim.jobs.job_log import JobLogTracker, report
     from raysim.results.table import print_closing_table
     from raysim.runs.find import find_run
     from raysim.runs.run import Run, run
-    from raysim.scenario.parse import parse_scenario
 
-    parsed = None if path is None else parse_scenario(path, options.sets)
-    tracker = JobLogTracker()
-    if options.run is not None:
-        output = Path("runs").absolute() if parsed is None else parsed.output_folder
-        folder = find_run(options.run, output)
+    trackers = [JobLogTracker()]
+    if path is None:
+        folder = find_run(options.run)
         report(run_folder=folder)
         result = Run(folder).resume(
-            options.sets,
-            scenario=parsed,
-            trackers=[tracker],
-            resume_command=RESUME,
-            code_changed=options.code_changed,
+            options.sets, trackers=trackers, resume_command=RESUME, code_changed=options.code_changed
         )
     else:
-        assert parsed is not None
-        result = run(parsed, trackers=[tracker], resume_command=RESUME)
+        result = run(path, sets=options.sets, trackers=trackers, resume_command=RESUME)
     print_closing_table(result.summary)
     return 0
 
