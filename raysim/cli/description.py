@@ -40,12 +40,6 @@ FILES = {
 }
 """File -> column -> explanation."""
 
-HOOKS = (
-    "check", "client_model", "client_register", "server_start", "server_send", "client_receive", "client_update",
-    "server_update", "exposed",
-)  # fmt: skip
-"""The hooks of an algorithm. Their docstrings are only read when they are shown, because reading imports torch."""
-
 SWEEPS = ("sweep", "tune")
 """Names for which `describe` explains the keys of a sweep file."""
 
@@ -114,14 +108,9 @@ def show_description(name: str) -> None:
         _show_keys(console, SECTIONS[section], [key])
     elif name in SWEEPS or "scenarios" in kinds or Path(name).suffix in (".yaml", ".yml"):
         _show_sweep_or_file(console, name)
-    elif name == "hooks":
-        _show_entries(console, None, [(call, _first_sentence(text)) for call, text in map(_hook, HOOKS)], "hook")
-    elif name in HOOKS:
-        call, text = _hook(name)
-        console.print(f"{call}\n\n{_reflowed(text)}")
     else:
         names = [each for of_kind in _named().values() for each in of_kind]
-        known = [*names, *Settings.model_fields, *_keys(), *KINDS, *FILES, *SWEEPS, *HOOKS]
+        known = [*names, *Settings.model_fields, *_keys(), *KINDS, *FILES, *SWEEPS]
         same = [key for key in _keys() if key.endswith(f".{name}")]
         hint = f"; did you mean {' or '.join(map(repr, same))}?" if same else suggest(name, known)
         raise ScenarioError(f"describe {name}: unknown name{hint} (`raysim list` shows all names)")
@@ -143,15 +132,6 @@ def _show_sweep_or_file(console: Console, name: str) -> None:
 def _reflowed(doc: str | None) -> str:
     """Join the lines of each paragraph of a docstring, because the terminal wraps them. Lists keep their lines."""
     return re.sub(r"(?<=\S)\n(?![\s>*-]|\d+[.)] )", " ", inspect.cleandoc(doc or ""))
-
-
-def _hook(name: str) -> tuple[str, str]:
-    """Return the signature and the docstring of a hook."""
-    from raysim.core.algorithm import Algorithm
-
-    hook = getattr(Algorithm, name)
-    arguments = list(inspect.signature(hook).parameters)[1:]
-    return f"{name}({', '.join(arguments)})", inspect.getdoc(hook) or ""
 
 
 def _show_named(console: Console, kind: str, name: str) -> None:

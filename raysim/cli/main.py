@@ -194,9 +194,8 @@ def list_(what: str, as_json: bool) -> None:
 
 
 @cli.command()
-@click.argument("name", required=False)
-@click.pass_context
-def describe(context: click.Context, name: str | None) -> None:
+@click.argument("name")
+def describe(name: str) -> None:
     """Explain an algorithm, a metric, a scenario key, or a file.
 
     NAME can also be a model, dataset, partition, or section of a scenario: any name that `raysim list` shows.
@@ -206,20 +205,16 @@ def describe(context: click.Context, name: str | None) -> None:
     `partitions`, `selections`, `schedules`, `attacks`, `rules`, `mixings`, `discounts`, `trackers`, `scenarios`,
     `metrics` or `measures`. `clients` explains a section of a scenario, and `clients.count` one of its keys. With
     `clients.parquet` or `rounds.parquet`, the columns of that file are explained; with `sweep` or `tune`, the keys
-    of a sweep file; with `hooks`, the methods of an algorithm that raysim calls. If NAME is a scenario or a sweep
-    (its file, or a bundled name such as `quickstart`), its opening comment and its keys are printed.
+    of a sweep file. If NAME is a scenario or a sweep (its file, or a bundled name such as `quickstart`), its opening
+    comment and its keys are printed.
     """
     from raysim.cli.description import show_description
 
-    if name is None:
-        click.echo(context.get_help())
-    else:
-        show_description(name)
+    show_description(name)
 
 
 @cli.command()
-@click.option("--output", "-o", type=click.Path(dir_okay=False, writable=True), help="Write to a file instead.")
-def schema(output: str | None) -> None:
+def schema() -> None:
     """Print the JSON schema of scenario files, for editors.
 
     \b
@@ -228,11 +223,7 @@ def schema(output: str | None) -> None:
     """
     from raysim.scenario.json_schema import scenario_schema
 
-    text = json.dumps(scenario_schema(), indent=2) + "\n"
-    if output is None:
-        click.echo(text, nl=False)
-    else:
-        Path(output).write_text(text, encoding="utf-8")
+    click.echo(json.dumps(scenario_schema(), indent=2))
 
 
 @cli.command()

@@ -40,25 +40,19 @@ class Code:
     def of(cls, algorithm: AnyAlgorithm, own_code: OwnCode | None = None) -> Code:
         """Return the present code of a method, and of the user's own files that the scenario names.
 
-        Raises `ScenarioError` when a file cannot be read, or has changed since this process imported it.
+        Raises `ScenarioError` when a file has changed since this process imported it.
         """
-        module = type(algorithm).__module__
         digests = dict(own_code.digests) if own_code else {}
-        try:
-            for name, file in _files_of(module, own_code).items():
-                place = name.removeprefix("raysim.").replace(".", "/")
-                place += f"/{file.name}" if file.stem == "__init__" else file.suffix
-                digests[place] = hashlib.sha256(file.read_bytes()).hexdigest()
-                imported = sys.modules.get(name)
-                if imported and _first.setdefault(imported, digests[place]) != digests[place]:
-                    raise ScenarioError(
-                        f"{place} has changed since this process imported it, so the old code would run; start a "
-                        "new process (in a notebook, restart the kernel)"
-                    )
-        except (OSError, SyntaxError, ImportError) as error:
-            raise ScenarioError(
-                f"{module}: the file of this module, or a file that it imports, cannot be read ({error})"
-            ) from None
+        for name, file in _files_of(type(algorithm).__module__, own_code).items():
+            place = name.removeprefix("raysim.").replace(".", "/")
+            place += f"/{file.name}" if file.stem == "__init__" else file.suffix
+            digests[place] = hashlib.sha256(file.read_bytes()).hexdigest()
+            imported = sys.modules.get(name)
+            if imported and _first.setdefault(imported, digests[place]) != digests[place]:
+                raise ScenarioError(
+                    f"{place} has changed since this process imported it, so the old code would run; start a new "
+                    "process (in a notebook, restart the kernel)"
+                )
         return cls({**digests, RAYSIM: _of_raysim()}, *checkout())
 
     @property

@@ -269,10 +269,8 @@ class Execution:
 
     def _say_how_to_resume(self) -> None:
         folder = self.folder.path
-        if not folder.exists():
-            return
         if not (folder / "run.json").exists():
-            logger.info("the run had not begun, so it cannot be resumed; launch the scenario again")
+            logger.info(f"{folder} contains no run to resume; launch the scenario again")
             return
         if self.progress.t >= 0:
             saved = self.checkpoints.saved_round if self.checkpoints else None

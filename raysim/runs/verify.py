@@ -107,13 +107,12 @@ def difference(one: Trace, other: Trace) -> str | None:
             both_nan = first != first and second != second  # for example, both losses of a diverged client are NaN
             if (name in SAME or not name.startswith(VARYING)) and first != second and not both_nan:
                 return f"round {t}, {name}: {second}, but {first} in the first run ({one.variation.name})"
-    if one.digest != other.digest:
-        return f"the state digest differs from that of the first run ({one.variation.name})"
-    if one.best_val != other.best_val:
-        return (
-            "the saved state of the round with the best validation accuracy differs from that of the first run "
-            f"({one.variation.name})"
-        )
+    for what, ours, theirs in (
+        ("state digest", one.digest, other.digest),
+        ("saved state of the best round by validation", one.best_val, other.best_val),
+    ):
+        if ours != theirs:
+            return f"the {what} differs from that of the first run ({one.variation.name})"
     return None
 
 
