@@ -117,19 +117,13 @@ class Identity:
                 "a run requires its original files; to use other files, start a new run (a sweep starts it by itself)"
             )
 
-    def refuse_other_code(self, folder: Path, now: Code, *, inspecting: bool = False) -> None:
-        """Raise `ScenarioError` if the code of the method or of raysim has changed.
-
-        inspecting: the run is not resumed, and `now` is the user's own code, of which the run folder has copies.
-        """
+    def refuse_other_code(self, folder: Path, now: Code) -> None:
+        """Raise `ScenarioError` if the code of the method or of raysim has changed."""
         if changes := self.code.changes(now):
             raise ScenarioError(
-                f"{folder} cannot be inspected: its code has changed: {', '.join(changes)}; restore the original "
-                f"files in {folder / CODE}"
-                if inspecting
-                else f"{folder} cannot be resumed: its code has changed: {', '.join(changes)}; to "
-                "resume it with the new code, give `raysim resume` the option --code-changed (code_changed=True in "
-                "Python); a sweep starts the run again if you delete this folder"
+                f"{folder}: the code of this run has changed: {', '.join(changes)}; restore it (the folder {CODE} of "
+                "the run has copies of your own files), or resume the run with the new code by `raysim resume "
+                "--code-changed` (code_changed=True in Python); a sweep starts it again if you delete its folder"
             )
 
     def with_code(self, now: Code, t: int) -> Identity:
@@ -211,19 +205,18 @@ class Identity:
         return texts
 
 
-def run_scenario(folder: Path, sets: Sequence[str] = (), *, code_changed: bool | None = None) -> ParsedScenario:
+def run_scenario(folder: Path, sets: Sequence[str] = (), *, code_changed: bool = False) -> ParsedScenario:
     """Read the scenario of an existing run, with `--set` overrides.
 
     Raises `ScenarioError` if the user's own code in the folder differs from the digests in `run.json`, before any of
-    that code runs. code_changed: whether to allow the difference when the run is resumed; None: the run is only
-    inspected.
+    that code runs. code_changed: allow the difference.
     """
     identity = Identity.of(folder)
 
     def trust(code: OwnCode) -> None:
         if not code_changed:
             now = replace(identity.code, files={**identity.code.files, **code.digests})
-            identity.refuse_other_code(folder, now, inspecting=code_changed is None)
+            identity.refuse_other_code(folder, now)
 
     return parse_scenario(folder / "resolved.yaml", sets, trust=trust)
 

@@ -9,11 +9,10 @@ from time import perf_counter
 
 import torch
 
-from raysim.common.errors import ScenarioError
 from raysim.core.data import Batch
 from raysim.core.fit import FitJob, LocalTraining, fit_one
 from raysim.core.ops import cross_entropy
-from raysim.core.torch_workarounds import lacks_memory, one_thread, set_training
+from raysim.core.torch_workarounds import one_thread, set_training
 from raysim.data.datasets import load_dataset, missing
 from raysim.engine.policies.placement import ClusterResources, Layout, check_fits
 from raysim.models import MODELS
@@ -80,8 +79,6 @@ def preview(scenario: Scenario) -> Preview:
         notes += planned.notes
         samples, tested = len(plan.train.index) / count, (len(plan.val.index) + len(plan.test.index)) / count
     early = ("the times are for all rounds, but `stop` may end the run earlier",) if scenario.may_end_early else ()
-    half = ("training steps were measured in float32, because float16 is too slow on CPUs",)
-    measured = half if scenario.training.precision == "float16" else ()
     models = tuple(
         _measure(scenario, name, local, clients, samples) for (name, local), clients in _kinds(scenario).items()
     )
@@ -89,7 +86,7 @@ def preview(scenario: Scenario) -> Preview:
     tests_s = sum(model.test_s * model.clients for model in models) / count * _samples_tested(scenario, tested)
     lanes = 1 if scenario.backend == "in_process" else min(layout.num_actors, machine.cpus, scenario.participants)
     total_s = (client_round_s * scenario.participants * scenario.rounds + tests_s) / lanes
-    return Preview(machine, layout, (*scenario.warnings, *early, *measured, *notes), models, tests_s, total_s)
+    return Preview(machine, layout, (*scenario.warnings, *early, *notes), models, tests_s, total_s)
 
 
 def check_code(scenario: Scenario) -> None:
@@ -159,15 +156,9 @@ def _measure(scenario: Scenario, name: str, local: LocalTraining, clients: int, 
                 model(batch.x)
                 test_s = (perf_counter() - start) / size
     except Exception as error:
-        if not lacks_memory(error):
-            if name in MODELS:
-                raise
-            raise hook_error(f"{name}: a training step fails", error, "clients.models") from error
-        raise ScenarioError(
-            f"{size} given, but a training step of {name} with {size} samples of {scenario.dataset.name} needs more "
-            "memory than is available; set a smaller training.batch_size, or for images a smaller data.size",
-            key="training.batch_size",
-        ) from None
+        if name in MODELS:
+            raise
+        raise hook_error(f"{name}: a training step fails", error, "clients.models") from error
     epochs = local.epochs if stragglers is None else stragglers.mean(local.epochs)
     steps = epochs * math.ceil(samples / size) if local.steps is None else local.steps
     params = sum(p.numel() for p in model.parameters())

@@ -84,11 +84,7 @@ def _print(text: str) -> None:
     # The text bypasses the progress display, which may be in the middle of a line. An error here would be raised inside
     # a running function, such as a method's hook. stderr may be closed, have no descriptor, or be None.
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        os.write(sys.stderr.fileno(), notice(text, terminal=sys.stderr.isatty()).encode())
-
-
-def notice(text: str, terminal: bool) -> str:
-    """Return a text as lines to write between two updates of the progress. terminal: whether progress may be live."""
-    # The next update of a live display erases the lines above the cursor, as many as the display has, so the text needs
-    # empty lines below.
-    return f"\nraysim: {text}\n" + (LIVE_LINES * "\n" if terminal else "")
+        # The next update of a live display erases the lines above the cursor, as many as the display has, so the text
+        # needs empty lines below.
+        below = LIVE_LINES * "\n" if sys.stderr.isatty() else ""
+        os.write(sys.stderr.fileno(), f"\nraysim: {text}\n{below}".encode())
