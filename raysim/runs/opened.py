@@ -53,7 +53,6 @@ class OpenedRun:
     """A run folder with the data of its run, opened for reading."""
 
     folder: Path
-    scenario: Scenario
     plan: Plan  # the plan of the run's workers, without actors
     data: RunData
     store: CheckpointStore  # as the last call of `checkpoint` found it
@@ -69,7 +68,7 @@ class OpenedRun:
         identity = Identity.of(folder)
         plan, data = make_plan(scenario, rounds_left=False)
         identity.refuse_other_data(folder, data)
-        return cls(folder, scenario, replace(plan, initial=initial_of(folder, scenario)), data, checkpoints_of(folder))
+        return cls(folder, replace(plan, initial=initial_of(folder, scenario)), data, checkpoints_of(folder))
 
     @cached_property
     def raw_M(self) -> NDArray[Any]:
@@ -79,7 +78,7 @@ class OpenedRun:
     @property
     def method(self) -> str:
         """The name of the run's algorithm."""
-        return self.scenario.algorithm_name
+        return self.data.scenario.algorithm_name
 
     def check_clients(self, clients: Collection[ClientId]) -> None:
         """Raise `ScenarioError` if one of these clients does not exist."""
@@ -162,7 +161,7 @@ class OpenedRun:
             "round": checkpoint.round,
             "num_classes": plan.num_classes,
             "feature_dim": plan.feature_dim,
-            "input": self.scenario.dataset.input_spec.shape_text,
+            "input": self.data.scenario.dataset.input_spec.shape_text,
             "transform": plan.transform,
         }
         for k, net in self.networks(range(plan.num_clients), checkpoint):
