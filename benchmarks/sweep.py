@@ -172,7 +172,7 @@ def main() -> None:
         ends: list[Callable[[], None]] = []
         if given.nodes:
             address, ends = cleanup.enter_context(cluster_of(given.nodes))
-            command += ["--address", address]
+            os.environ["RAY_ADDRESS"] = address  # the command joins this cluster
         load, begin_s = os.getloadavg()[0], time.perf_counter()
         before: dict[str, list[Path]] = {}
         if given.kill:

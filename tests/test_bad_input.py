@@ -67,7 +67,7 @@ def test_a_cluster_that_is_not_there_leaves_no_run(
     capfd: pytest.CaptureFixture[str], workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def connect(*rest: object) -> bool:
-        raise ScenarioError("--address or RAY_ADDRESS: no Ray cluster answers at nowhere:1")
+        raise ScenarioError("RAY_ADDRESS: no Ray cluster answers at nowhere:1")
 
     monkeypatch.setattr("raysim.engine.ray.session.connect", connect)
     monkeypatch.setitem(sys.modules, "ray", None)  # as in a new process

@@ -1,4 +1,4 @@
-"""Commands for several runs: sweep, compare, report."""
+"""Commands for several runs, and for their results: sweep, compare, report, plot, export."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from raysim.cli.options import ADDRESS, JSON, SETS, ScenarioFile, attach, folders_of, metric, print_json, width
+from raysim.cli.options import JSON, SETS, ScenarioFile, folders_of, metric, print_json, width
+from raysim.results.accuracies import OWN
 
 if TYPE_CHECKING:
     from raysim.results.figures import Width
@@ -70,7 +71,6 @@ def _axis(context: click.Context, parameter: click.Parameter, given: tuple[str, 
     "such as '*lr=0.1*'. May be repeated.",
 )
 @JSON
-@ADDRESS
 def sweep(
     file: str,
     grid: dict[str, list[Any]],
@@ -82,7 +82,6 @@ def sweep(
     status: bool,
     only: tuple[str, ...],
     as_json: bool,
-    address: str | None,
 ) -> None:
     """Run the scenarios of a sweep file, or of a grid of settings.
 
@@ -104,7 +103,6 @@ def sweep(
         raysim sweep quickstart --grid algorithm.name=fedgh,fedproto,standalone --seeds 1..5
         raysim sweep sweeps/digits --only fedgh
     """
-    attach(address)
     if as_json and not status:
         raise click.UsageError("--json requires --status: add --status, or leave out --json.")
     from raysim.study.cells import chosen_cells
@@ -272,4 +270,94 @@ def report(runs: tuple[str, ...], baseline: str | None, select: str, metric: str
     click.echo(write(*folders_of(runs), output=output, baseline=baseline, select=select, metric=metric))
 
 
-COMMANDS = (sweep, compare, report)
+# The keys of `comparison.pictures.KINDS`, repeated because an import of that module imports torch and delays `raysim
+# --help`.
+PLOTS = ("curves", "bytes", "virtual-time", "boxes", "clients", "confusion")
+
+
+@click.command()
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path())
+@click.option(
+    "--kind", default="curves", show_default=True, type=click.Choice(PLOTS), help="Kind of figure, see above."
+)
+@metric("accuracy/all")
+@click.option(
+    "--ymin",
+    default=0.0,
+    show_default=True,
+    type=click.FloatRange(0, 100, max_open=True),
+    metavar="PERCENT",
+    help="Start of the accuracy axis, to distinguish curves that are close together.",
+)
+@width("one-column")
+@click.option(
+    "-o",
+    "--output",
+    default="plot.pdf",
+    show_default=True,
+    metavar="FILE",
+    help="Picture to write: .png, .svg or .pdf.",
+)
+def plot(runs: tuple[str, ...], kind: str, metric: str | None, ymin: float, width: Width, output: str) -> None:
+    """Draw a figure of one or several RUNs for a paper or a screen.
+
+    A RUN is a run's folder, or the id of a run below ./runs. The run may still be in progress. For a sweep, give the
+    sweep file, or a folder that contains run folders: curves and boxes then have a colour for each variant, whose runs
+    differ only in their seed. Curves are means over seeds, with 95% confidence intervals from three seeds on; boxes
+    pool the clients of all seeds. Other kinds have a panel per run. Runs without the values
+    that a kind shows are left out. Runs of a sweep are labelled with their names in the sweep.
+
+    \b
+    Kinds:
+        curves        accuracy over rounds; for a single run, also the accuracy of the participants and
+                      of the worst tenth of the clients
+        bytes         accuracy over the bytes sent in both directions
+        virtual-time  accuracy over virtual time, where the scenario has `system`
+        boxes         a box plot of the clients' last accuracies
+        clients       a bar per client: its last accuracy
+        confusion     confusion matrix of the last checkpoint, in % of each true class: each client's
+                      network predicts the client's own test samples; the counts of all clients are
+                      added
+
+    \b
+    Example:
+        raysim plot 20261121-062424-3099 20261121-071512-9a01 --kind boxes -o boxes.pdf
+        raysim plot runs/digits/fedgh-seed-1-* runs/digits/fedproto-seed-1-* -o fedgh.pdf
+    """
+    from raysim.results.figures import save_picture
+    from raysim.study.pictures import plot as draw
+
+    figure = draw([str(folder) for folder in folders_of(runs)], kind, width, metric or OWN.metric)
+    if ymin:
+        figure.axes[0].set_ylim(bottom=ymin / 100)
+    click.echo(save_picture(figure, output))
+
+
+@click.command()
+@click.argument("run", metavar="RUN", type=click.Path())
+@click.option(
+    "--round",
+    "round_",
+    metavar="T|best_val",
+    help="Use the checkpoint after this round. best_val is the round with the greatest validation accuracy. Its "
+    "checkpoint is kept if checkpoint.keep contains best_val. Default: the latest round that has one.",
+)
+@click.option("-o", "--output", required=True, metavar="FOLDER", help="Folder for the files.")
+def export(run: str, round_: str | None, output: str) -> None:
+    """Write the clients' networks of a RUN as safetensors files.
+
+    Plain PyTorch can load the files. client-K.safetensors contains the network of client K. Its metadata name the
+    architecture, `feature_dim`, the number of classes, the round and how samples are normalised.
+
+    \b
+    Example:
+        raysim export runs/quickstart/20261121-062424-3099 -o networks
+    """
+    from raysim.runs.run import Run
+
+    number: Any = int(round_) if round_ and round_.isdecimal() else round_
+    Run(run).export(output, number)
+    click.echo(output)
+
+
+COMMANDS = (sweep, compare, report, plot, export)

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from raysim.cli.comparison import COMMANDS as COMPARISON_COMMANDS
-from raysim.cli.inspection import COMMANDS as INSPECTION_COMMANDS
 from raysim.cli.jobs import CODE_CHANGED
 from raysim.cli.jobs import COMMANDS as JOB_COMMANDS
-from raysim.cli.options import ADDRESS, JSON, KINDS, SCENARIO, SETS, attach, print_json
+from raysim.cli.options import JSON, KINDS, SCENARIO, SETS, print_json
 from raysim.cli.starting import COMMANDS as STARTING_COMMANDS
 from raysim.common.errors import HookError, RaysimError
 from raysim.common.files import reason
@@ -53,8 +52,7 @@ def cli() -> None:
     "--dry-run", is_flag=True, help="Show the placement of clients and the estimated time and memory, without running."
 )
 @QUIET
-@ADDRESS
-def launch(scenario: str, sets: tuple[str, ...], dry_run: bool, quiet: bool, address: str | None) -> None:
+def launch(scenario: str, sets: tuple[str, ...], dry_run: bool, quiet: bool) -> None:
     """Run a scenario to its end.
 
     Results go to a folder under ./runs (or `output`) and to MLflow: rounds.parquet has a row per round, clients.parquet
@@ -67,7 +65,6 @@ def launch(scenario: str, sets: tuple[str, ...], dry_run: bool, quiet: bool, add
         raysim launch quickstart --set 'algorithm={name: fedgh, server_epochs: 5}'
         raysim launch quickstart --set backend=in_process   # without Ray, to step through
     """
-    attach(address)
     from raysim.scenario.parse import parse_scenario
 
     parsed = parse_scenario(scenario, sets)  # the imports below take seconds, for which a wrong key should not wait
@@ -89,8 +86,7 @@ def launch(scenario: str, sets: tuple[str, ...], dry_run: bool, quiet: bool, add
 @SETS
 @QUIET
 @CODE_CHANGED
-@ADDRESS
-def resume_(run_: str, sets: tuple[str, ...], quiet: bool, code_changed: bool, address: str | None) -> None:
+def resume_(run_: str, sets: tuple[str, ...], quiet: bool, code_changed: bool) -> None:
     """Resume a run that was stopped, failed, or lost its machine.
 
     The run continues from its last checkpoint. RUN is a run's folder, or the id of a run below ./runs. The result
@@ -103,7 +99,6 @@ def resume_(run_: str, sets: tuple[str, ...], quiet: bool, code_changed: bool, a
         raysim resume runs/quickstart/20261121-101500-ab12
         raysim resume 20261121-101500-ab12 --set resources.actors=4
     """
-    attach(address)
     from raysim.runs.run import Run
 
     _close(Run(run_).resume(sets, quiet=quiet, code_changed=code_changed).summary)
@@ -245,7 +240,7 @@ def ui(uri: str | None, host: str, port: int) -> None:
     sys.exit(serve_ui(uri, host, port))
 
 
-for command in (*STARTING_COMMANDS, *COMPARISON_COMMANDS, *INSPECTION_COMMANDS, *JOB_COMMANDS):
+for command in (*STARTING_COMMANDS, *COMPARISON_COMMANDS, *JOB_COMMANDS):
     cli.add_command(command)
 
 

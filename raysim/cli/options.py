@@ -46,12 +46,6 @@ SETS = click.option(
 JSON = click.option(
     "--json", "as_json", is_flag=True, help="Print the same content as JSON, for programs, with null for NaN."
 )
-ADDRESS = click.option(
-    "--address",
-    metavar="ADDRESS",
-    help="Connect to a running Ray: `auto` for the one on this machine, or HOST:PORT. Default: the environment "
-    "variable RAY_ADDRESS. If it is not set, the run starts its own Ray.",
-)
 
 
 def print_json(value: object) -> None:
@@ -59,12 +53,6 @@ def print_json(value: object) -> None:
     from pydantic_core import to_json
 
     click.echo(json.dumps(json.loads(to_json(value, inf_nan_mode="null")), indent=2))
-
-
-def attach(address: str | None) -> None:
-    """Connect this command to a running Ray. Call it before Ray is imported, because Ray then reads settings."""
-    if address is not None:
-        os.environ["RAY_ADDRESS"] = address
 
 
 def width(default: str) -> Callable[[Any], Any]:

@@ -71,7 +71,7 @@ def check_answer(address: str) -> None:
     """Raise `ScenarioError` unless Ray at this address (HOST:PORT or `auto`) answers within seconds."""
     if "://" in address:
         raise ScenarioError(
-            f"--address or RAY_ADDRESS: {address} is not the address of a cluster's head node (HOST:PORT, or `auto`); "
+            f"RAY_ADDRESS: {address} is not the address of a cluster's head node (HOST:PORT, or `auto`); "
             "use `raysim submit` to run a scenario from outside the cluster"
         )
     try:
@@ -90,7 +90,7 @@ def check_answer(address: str) -> None:
 
 def _no_cluster(address: str, why: str) -> ScenarioError:
     return ScenarioError(
-        f"--address or RAY_ADDRESS: no Ray cluster answers at {address} ({why}); correct the address, or remove it "
+        f"RAY_ADDRESS: no Ray cluster answers at {address} ({why}); correct the address, or remove it "
         "(`unset RAY_ADDRESS`) to run on a local Ray"
     )
 
