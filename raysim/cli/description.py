@@ -239,10 +239,7 @@ def _show_fields(console: Console, cls: type, where: str) -> None:
 def _show_section(console: Console, name: str) -> None:
     section = Settings if name == "scenario" else section_of(Settings.model_fields[name], optional=True)
     if section is None:
-        field = Settings.model_fields[name]
-        console.print(field.description or name)
-        allowed = in_words(get_type_hints(Settings, include_extras=True)[name])
-        console.print(f"Default: {default_of(field)}\nAllowed: {allowed}")
+        _show_keys(console, Settings, [name])
         return
     console.print(_reflowed(section.__doc__) + "\n")
     _show_keys(console, section, section.model_fields)

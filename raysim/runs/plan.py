@@ -164,21 +164,17 @@ def stopping_rule(scenario: ParsedScenario) -> StoppingRule | None:
 
 def _refuse_unmeasured(scenario: Scenario, partition: Partition) -> None:
     """Raise `ScenarioError` if no client has samples for the metric of `stop` or `checkpoint.keep`."""
+    needed = {("checkpoint", "keep"): ("best_val", "val")} if "best_val" in scenario.checkpoint.keep else {}
     if scenario.stop is not None:
-        metric, deciding = scenario.stop.metric, DECIDING[scenario.stop.metric]
-        of_clients = deciding.part != "train" and deciding.needs != "global_test"
-        if of_clients and not len(partition.parts[deciding.part].index):
-            samples = {"val": "validation", "test": "test"}[deciding.part]
+        deciding = DECIDING[scenario.stop.metric]
+        if deciding.part != "train" and deciding.needs != "global_test":
+            needed["stop", "metric"] = (scenario.stop.metric, deciding.part)
+    for key, (given, part) in needed.items():
+        if not len(partition.parts[part].index):
+            samples = {"val": "validation", "test": "test"}[part]
             raise scenario.origin.error(
-                ("stop", "metric"),
-                f"{metric} given, but no client has {samples} samples; give clients {samples} samples, or set another "
-                "metric",
+                key, f"{given} given, but no client has {samples} samples; give clients such samples, or set {key[1]}"
             )
-    if "best_val" in scenario.checkpoint.keep and not len(partition.val.index):
-        raise scenario.origin.error(
-            ("checkpoint", "keep"),
-            "best_val given, but no client has validation samples; give clients more samples, or give [last]",
-        )
 
 
 def _try_selection(scenario: Scenario, plan: Plan) -> None:
