@@ -26,6 +26,9 @@ from raysim.scenario.schema import FREE, decides
 from raysim.scenario.trackers import trackers_of
 from raysim.scenario.yaml_text import short, shown
 
+MOVABLE = ("data.path", "data.partition.path", "system.trace", "inputs")
+"""Keys with paths that may change, because the digests of the files are compared."""
+
 
 def resume(folder: Path, scenario: Scenario, options: Options, *, code_changed: bool) -> Summary:
     """Resume the run in a folder, whatever ended it, from its last checkpoint, with the same folder and MLflow run.
@@ -161,14 +164,7 @@ def _free(key: str, before: ParsedScenario, now: Scenario) -> bool:
         return has is None or (had is not None and has.relaxes(had))
     if key in ("init.run", "init.digest") and before.init and now.init:  # the run folder contains the initial state
         return now.init.digest in (None, before.init.digest)
-    if key in (
-        "data.path",
-        "data.partition.path",
-        "system.trace",
-        "inputs",
-    ):  # the digests of these files are compared, so they may be moved
-        return True
-    return not decides(key)
+    return key in MOVABLE or not decides(key)
 
 
 def _shown(value: Any) -> str:

@@ -93,26 +93,25 @@ def difference(one: Trace, other: Trace) -> str | None:
 
     If all of these agree, the final digests are compared, and then the kept states of the best round by validation.
     """
+    first = f"the first run ({one.variation.name})"
     for t, (expected, actual) in enumerate(zip(one.rounds, other.rounds, strict=True), start=1):
         for party in expected:  # clients first, because a client's difference causes later ones
             had, has = expected[party], actual.get(party, {})
             for tensor in dict.fromkeys([*had, *has]):
                 if had.get(tensor) != has.get(tensor):
-                    return (
-                        f"round {t}, {party}, {tensor}: bits differ from those of the first run ({one.variation.name})"
-                    )
+                    return f"round {t}, {party}, {tensor}: bits differ from those of {first}"
     for t, (mine, its) in enumerate(zip(one.metrics, other.metrics, strict=True)):
         for name in dict.fromkeys([*mine, *its]):
-            first, second = mine.get(name), its.get(name)
-            both_nan = first != first and second != second  # for example, both losses of a diverged client are NaN
-            if (name in SAME or not name.startswith(VARYING)) and first != second and not both_nan:
-                return f"round {t}, {name}: {second}, but {first} in the first run ({one.variation.name})"
+            had_it, has_it = mine.get(name), its.get(name)
+            both_nan = had_it != had_it and has_it != has_it  # for example, both losses of a diverged client are NaN
+            if (name in SAME or not name.startswith(VARYING)) and had_it != has_it and not both_nan:
+                return f"round {t}, {name}: {has_it}, but {had_it} in {first}"
     for what, ours, theirs in (
         ("state digest", one.digest, other.digest),
         ("saved state of the best round by validation", one.best_val, other.best_val),
     ):
         if ours != theirs:
-            return f"the {what} differs from that of the first run ({one.variation.name})"
+            return f"the {what} differs from that of {first}"
     return None
 
 
