@@ -23,7 +23,7 @@ from raysim.plugins.own_code import CODE, OwnCode
 from raysim.runs.code import Code, versions
 from raysim.runs.plan import RunData
 from raysim.scenario.parse import ParsedScenario, parse_scenario
-from raysim.scenario.schema import decides, short_overrides
+from raysim.scenario.schema import short_overrides
 
 FORMAT = 1
 """The format of run folders that this version writes."""
@@ -136,11 +136,9 @@ class Identity:
     def card(self, data: RunData, folder: Path, first_round: int = 0) -> RunCard:
         """Return the card that trackers receive when a run begins. first_round: the first round that they receive."""
         scenario, dataset, public = data.scenario, data.dataset, data.public.digest if data.public else ""
-        # The tag of overrides omits keys with their own tags, and keys that do not affect the result.
-        tagged = ("algorithm.name", "seed")
-        deciding = [(key, value) for key, value in self.overrides.items() if key not in tagged and decides(key)]
-        overridden = " ".join(written(deciding))
-        label = " ".join([f"{scenario.method}-s{scenario.seed}", *short_overrides(self.overrides).values()])
+        short = short_overrides(self.overrides)
+        overridden = " ".join(written((key, self.overrides[key]) for key in short))
+        label = " ".join([f"{scenario.method}-s{scenario.seed}", *short.values()])
         return RunCard(
             name=scenario.name,
             run_id=self.run_id,
