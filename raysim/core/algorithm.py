@@ -134,11 +134,11 @@ class Client:
 
     The loss of `fit` must read every trained tensor through its argument `net` and every per-client tensor through
     `given` or `batch`, so that the engine may train many clients with one call, and must change none of them. To count
-    operations, the engine may call it once more for each batch size and on a few samples; the count is then used for
-    all clients of the architecture. On a CUDA device, the engine may call it for the first batches only, and then
-    repeat its operations on the device (`training.cuda_graphs`). So neither the loss nor the network may use values of
-    Python that change from batch to batch, such as a counter. For a batch from which nothing is to be learned, it
-    returns `net(batch.x).sum() * 0`.
+    operations, the engine may call it once more for each batch size; the count is then used for all clients of the
+    architecture. On a CUDA device, the engine may call it for the first batches only, and then repeat its operations on
+    the device (`training.cuda_graphs`). So neither the loss nor the network may use values of Python that change from
+    batch to batch, such as a counter. For a batch from which nothing is to be learned, it returns
+    `net(batch.x).sum() * 0`.
 
     >>> from raysim.algorithms.standalone import Standalone
     >>> from raysim.contract.trial import Trial

@@ -43,11 +43,13 @@ def fit_flops(client: Client, meter: FlopMeter, loss: Loss, given: Any, batches:
     others = [value for value in leaves(given) if not isinstance(value, Tensor)]
     kind = kind_of([loss, others], _described(client))
     key = None if kind is None else (client.arch, kind, given is None, shapes, two_views, trained)
-    work = partial(_one_step, client, loss, given, data, two_views)
+    flops = 0
     with _generator_kept(client), countable(client.net):
-        return sum(
-            count * meter.of_batch(key, size, work, len(data)) for size, count in batches.sizes().items() if count
-        )
+        for size, count in batches.sizes().items():
+            if count:
+                work = partial(_one_step, client, loss, given, data, two_views, size)
+                flops += count * meter.of(None if key is None else (key, size), work)
+    return flops
 
 
 @contextmanager

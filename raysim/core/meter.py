@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import suppress
+import io
+import pickle
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from types import BuiltinMethodType, CodeType, FunctionType, MethodDescriptorType, MethodType, ModuleType
+from types import BuiltinMethodType, CodeType, FunctionType, MethodDescriptorType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -16,15 +16,10 @@ from torch import Tensor
 from raysim.core.accelerator import random_state, set_random_state
 from raysim.core.torch_workarounds import FlopCounterMode
 
-SMALL = 2, 3, 4
-"""Batch sizes whose counted operations predict those of larger batches. All exceed 1, because of BatchNorm."""
+MOST = 200_000
+"""Maximum number of objects that `kind_of` visits, with repetition; more would take longer than counting."""
 
-
-MOST = 20_000
-"""Maximum number of objects that `kind_of` visits: a ResNet-152 has about 9,000."""
-
-_CONSTANT = str | bytes | type | ModuleType | CodeType | MethodDescriptorType | torch.dtype | torch.device
-_DEFINED_IN_PYTHON = 1 << 9  # Py_TPFLAGS_HEAPTYPE in `__flags__` of a class
+_CONSTANT = type | ModuleType | CodeType | MethodDescriptorType | torch.dtype | torch.device
 
 
 def flops_of(work: Callable[[], object]) -> int:
@@ -49,8 +44,6 @@ class FlopMeter:
     """
 
     counted: dict[Hashable, int] = field(default_factory=dict)
-    # Counts at the batch sizes `SMALL`; None: they do not predict others.
-    small: dict[Hashable, list[int] | None] = field(default_factory=dict)
 
     def of(self, key: Hashable, work: Callable[[], object]) -> int:
         """Return the operations of `work`, which is run only if its key is new."""
@@ -59,28 +52,6 @@ class FlopMeter:
         if key not in self.counted:
             self.counted[key] = flops_of(work)
         return self.counted[key]
-
-    def of_batch(self, key: Hashable, size: int, work: Callable[[int], object], samples: int) -> int:
-        """Return the operations of `work(size)` on a batch of `size` samples. samples: number of available samples.
-
-        The count is a polynomial of the batch size: of degree 1, or 2 for a loss that compares the samples of a batch.
-        So the counts of three small batches determine those of all sizes. The first larger batch verifies this; if it
-        does not hold, or if `work` fails on a small batch, each size is counted separately.
-        """
-        if key is None:
-            return flops_of(partial(work, size))
-        if (key, size) not in self.counted:
-            if size > SMALL[-1] and (known := self.small.get(key)) is not None:
-                self.counted[key, size] = _quadratic(known, size)
-                return self.counted[key, size]
-            flops = self.counted[key, size] = flops_of(partial(work, size))
-            if size > SMALL[-1] and key not in self.small and samples >= SMALL[-1]:
-                self.small[key] = None
-                # A loss may fail on a small batch, for example if it needs five nearest neighbours.
-                with suppress(Exception):
-                    counts = [flops_of(partial(work, one)) for one in SMALL]
-                    self.small[key] = counts if _quadratic(counts, size) == flops else None
-        return self.counted[key, size]
 
 
 def kind_of(value: object, given: Sequence[tuple[object, Hashable]] = ()) -> int | None:
@@ -91,90 +62,51 @@ def kind_of(value: object, given: Sequence[tuple[object, Hashable]] = ()) -> int
     a term off. Of a tensor, it is the shape and whether it requires a gradient.
 
     given: objects that are part of the caller's key already, with all that they refer to -> what describes them.
-    Returns `None` if the operations may depend on something else: on an object that is not made of functions, modules,
-    containers, tensors, numbers, strings, and instances of classes written in Python. What a function reads from global
-    variables is not seen.
+    Returns `None` if the operations may depend on something else: on an object that Python cannot pickle, such as a
+    generator. What a function reads from global variables is not seen.
     """
+    describer = _Describer(given)
     try:
-        # `hash` keeps the key small: the description of a network takes 100 KB
-        return hash(_Description(given).of(value))
-    except Exception:  # for example from objects that cannot be hashed, or lazy layers, whose attributes raise
+        describer.dump(value)
+    except Exception:  # pickle and the objects themselves raise many kinds of errors
         return None
+    return hash(describer.written.getvalue())  # a key is small: the description of a network takes 100 KB
 
 
-class _NotKnownError(Exception):
-    """An object may contain something that `kind_of` cannot describe."""
-
-
-class _Description:
-    """Describes objects for `kind_of`. An object that was described before is replaced by its number."""
+class _Describer(pickle.Pickler):
+    """Writes all that an object refers to, except the values of tensors, arrays and floats."""
 
     def __init__(self, given: Sequence[tuple[object, Hashable]]) -> None:
-        self.known: dict[int, Hashable] = {id(one): kind for one, kind in given}
-        self.seen = [one for one, _ in given]  # keeps the objects alive, so that no other object gets the same `id`
+        self.written = io.BytesIO()
+        super().__init__(self.written)
+        self.known = {id(one): kind for one, kind in given}
+        self.visited = 0
 
-    def of(self, value: object) -> Hashable:
-        """Describe an object. Raises `_NotKnownError`."""
-        if isinstance(value, int):  # as text, because the integers -1 and -2 have the same hash
-            return type(value), str(value)
-        if value is None or isinstance(value, _CONSTANT):
-            return type(value), value
-        if isinstance(value, float):
-            return "float", (value > 0) - (value < 0)
+    def persistent_id(self, value: Any) -> object:
+        """Return the description of an object; None: pickle visits its parts."""
+        self.visited += 1
+        if self.visited > MOST:
+            raise OverflowError
         if id(value) in self.known:
             return "known", self.known[id(value)]
-        if len(self.seen) == MOST:
-            raise _NotKnownError
-        self.known[id(value)] = len(self.seen)
-        self.seen.append(value)
-        return type(value), *map(self.of, self._parts(value))
-
-    def _parts(self, value: Any) -> Sequence[object]:
-        """Return the objects that determine the operations of an object. Raises `_NotKnownError`."""
-        parts: list[object] = []
+        if isinstance(value, (float, np.floating)):
+            return "float", int(value > 0) - int(value < 0)
         if isinstance(value, Tensor):
-            return [value.requires_grad, *value.shape]
-        if isinstance(value, torch.Generator):
-            return ()
-        if isinstance(value, partial):
-            return value.func, value.args, value.keywords
-        if isinstance(value, MethodType):
-            return value.__func__, value.__self__
-        if isinstance(value, BuiltinMethodType):
-            return value.__name__, value.__self__
-        if isinstance(value, FunctionType):
-            for cell in value.__closure__ or ():
-                with suppress(ValueError):  # a closure variable may have no value yet
-                    parts.append(cell.cell_contents)
-            return value.__module__, value.__code__, value.__defaults__, value.__kwdefaults__, *parts
+            return "tensor", value.requires_grad, tuple(value.shape)
         if isinstance(value, np.ndarray) and not value.dtype.hasobject:
-            return value.shape
-        if isinstance(value, np.generic):
-            return (value.item(),)
-        if isinstance(value, dict):
-            parts = _flat(value)
-        elif isinstance(value, list | tuple | set | frozenset):
-            parts = list(value)
-        elif not (hasattr(value, "__dict__") and all(map(_is_python, type(value).__mro__))):
-            raise _NotKnownError
-        if any(getattr(base, "__slots__", ()) for base in type(value).__mro__):
-            raise _NotKnownError
-        return *parts, *_flat(getattr(value, "__dict__", {}))
+            return "array", value.shape
+        if isinstance(value, torch.Generator):
+            return "generator"
+        return (type(value).__name__, hash(value)) if isinstance(value, _CONSTANT) else None
 
-
-def _is_python(base: type) -> bool:
-    return base is object or bool(base.__flags__ & _DEFINED_IN_PYTHON)
-
-
-def _flat(content: Mapping[Any, object]) -> list[object]:
-    return [part for item in content.items() for part in item]
-
-
-def _quadratic(counts: Sequence[int], size: int) -> int:
-    """Return the value at `size` of the polynomial of degree 2 through `counts` at the batch sizes `SMALL`."""
-    two, three, four = counts
-    twice = two * (size - 3) * (size - 4) - 2 * three * (size - 2) * (size - 4) + four * (size - 2) * (size - 3)
-    return twice // 2
+    def reducer_override(self, value: Any) -> Any:
+        """Return the parts of a function, of which pickle would write the name only."""
+        if isinstance(value, FunctionType):
+            closed = [cell.cell_contents for cell in value.__closure__ or ()]
+            return object, (), (value.__module__, value.__code__, value.__defaults__, value.__kwdefaults__, *closed)
+        if isinstance(value, BuiltinMethodType):
+            return object, (), (value.__name__, value.__self__)
+        return NotImplemented
 
 
 @dataclass

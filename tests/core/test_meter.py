@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -135,12 +134,12 @@ def test_numbers_among_the_arguments_are_part_of_a_kind_of_work() -> None:
 
 
 def test_what_is_not_known_is_counted_each_time_and_not_kept() -> None:
-    meter, held = FlopMeter(), iter(range(99))
+    meter, held = FlopMeter(), (number for number in range(99))
     for width in (1, 2, 3):
         one = client("flat", [0, 1], meter)
         one.fit(lambda net, batch, given: net(batch.x).repeat(1, next(held) + 1).sum())
         assert one.stats.flops == 2 * 2 * 704, width
-    assert not meter.counted and not meter.small
+    assert not meter.counted
 
 
 def test_a_loss_that_reads_the_round_is_counted_in_each_round() -> None:
@@ -178,21 +177,6 @@ def test_outputs_are_in_data_order_and_in_eval_mode():
         expected = one.net.eval().features(one.data.x)
     assert torch.allclose(found, expected, atol=1e-6)
     assert one.stats.flops == 0.0
-
-
-@pytest.mark.parametrize(
-    "inner",
-    [lambda size: 1, lambda size: size, lambda size: 1 + (size > 20)],
-    ids=["each sample by itself", "each with each other", "neither"],
-)
-def test_small_batches_tell_the_operations_of_others(inner: Callable[[int], int]) -> None:
-    meter = FlopMeter()
-
-    def work(size: int) -> None:
-        _ = torch.zeros(size, inner(size)) @ torch.zeros(inner(size), 9)
-
-    for size in (64, 7, 33, 64, 7):
-        assert meter.of_batch("a", size, work, samples=100) == 2 * size * inner(size) * 9
 
 
 class Rows(nn.Module):
