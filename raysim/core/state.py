@@ -19,7 +19,7 @@ from raysim.common.modules import PACKAGE, plain_module
 LIKE_DICT = (dict, OrderedDict)
 """Types of mappings that are restored as a dict."""
 
-_PLAIN = (bool, int, float, str, NoneType)
+_LEAVES = (nn.Module, Tensor, bool, int, float, str, NoneType)
 
 
 def state_tensors(state: Any, prefix: str = "") -> dict[str, Tensor]:
@@ -28,33 +28,25 @@ def state_tensors(state: Any, prefix: str = "") -> dict[str, Tensor]:
     Supports tensors, modules, dataclasses without optimizers, mappings, lists and tuples, numbers, strings and `None`.
     Raises `TypeError` with the path of any other object, which could be neither checkpointed nor compared.
     """
-    if state is None:
-        return {}
-    if isinstance(state, Tensor):
-        return {prefix or "value": state.detach()}
-    if isinstance(state, bool | int):
-        return {prefix or "value": torch.tensor(state, dtype=torch.int64)}
-    if isinstance(state, float):
-        return {prefix or "value": torch.tensor(state, dtype=torch.float64)}
-    if isinstance(state, str):
-        return {prefix or "value": torch.tensor(list(state.encode()), dtype=torch.uint8)}
-    if isinstance(state, nn.Module):
-        parts: list[tuple[str, Any]] = list(state.state_dict().items())
-    elif type(state) in LIKE_DICT:
-        parts = [(str(key), state[key]) for key in sorted(state, key=lambda key: (str(type(key)), key))]
-    elif (inside := _parts(state)) is not None:
-        parts = inside
-    else:
-        raise TypeError(_unsupported(state, prefix or "its top level"))
     tensors: dict[str, Tensor] = {}
-    for name, part in parts:
-        inner = state_tensors(part, _joined(prefix, name))
-        if tensors.keys() & inner.keys():
-            raise TypeError(
-                f"two values of the state have the same path {min(tensors.keys() & inner.keys())}; rename one of them"
-            )
-        tensors |= inner
+    for path, part in _leaves(state, prefix):
+        inside = part.state_dict().items() if isinstance(part, nn.Module) else [("", part)]
+        for name, value in inside:
+            full = (_joined(path, name) if name else path) or "value"
+            if value is not None and full in tensors:
+                raise TypeError(f"two values of the state have the same path {full}; rename one of them")
+            if value is not None:
+                tensors[full] = _tensor_of(value)
     return tensors
+
+
+def _tensor_of(value: Tensor | bool | int | float | str) -> Tensor:
+    """Return a leaf of a state as a tensor: text as its bytes, whole numbers as int64, other numbers as float64."""
+    if isinstance(value, Tensor):
+        return value.detach()
+    if isinstance(value, str):
+        return torch.tensor(list(value.encode()), dtype=torch.uint8)
+    return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else torch.int64)
 
 
 Form = Mapping[str, tuple[torch.Size, torch.dtype]]
@@ -90,14 +82,11 @@ def check_savable(state: Any, forms: Mapping[str, Form]) -> None:
                     f"the state's module at {place} has another {min(changed)} than before round 1; keep the shapes "
                     "and types of the module that server_start created"
                 )
-        elif isinstance(part, Tensor):
-            if part.grad_fn is not None:
-                raise TypeError(
-                    f"the tensor at {place} of the state is connected to the tensors that it was computed from; store "
-                    "tensor.detach()"
-                )
-        elif not isinstance(part, _PLAIN):
-            raise TypeError(_unsupported(part, place))
+        elif isinstance(part, Tensor) and part.grad_fn is not None:
+            raise TypeError(
+                f"the tensor at {place} of the state is connected to the tensors that it was computed from; store "
+                "tensor.detach()"
+            )
 
 
 def check_shared(state: Any) -> None:
@@ -332,6 +321,32 @@ def modules_in(state: Any) -> dict[str, nn.Module]:
     return {path: part for path, part in _leaves(state, "") if isinstance(part, nn.Module)}
 
 
+def _leaves(state: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield (path, object) for every object inside a state that has no parts; a module counts as one object.
+
+    Raises `TypeError` for an object that a state must not contain.
+    """
+    if isinstance(state, _LEAVES):
+        yield path, state
+        return
+    parts = _parts(state)
+    if parts is None:
+        raise TypeError(_unsupported(state, path or "its top level"))
+    for name, part in parts:
+        yield from _leaves(part, _joined(path, name))
+
+
+def _parts(state: Any) -> list[tuple[str, Any]] | None:
+    """Return the names and parts of a dict (in a fixed order), list, tuple or dataclass; None for any other object."""
+    if type(state) in LIKE_DICT:
+        return [(str(key), state[key]) for key in sorted(state, key=lambda key: (str(type(key)), key))]
+    if isinstance(state, list | tuple):
+        return [(str(i), part) for i, part in enumerate(state)]
+    if is_dataclass(state) and not isinstance(state, type):
+        return [(field.name, getattr(state, field.name)) for field in fields(state)]
+    return None
+
+
 def _unsupported(part: Any, place: str) -> str:
     """Return a description of the problem with an object that a state must not contain."""
     kind = f"the state contains a {type(part).__name__} at {place}"
@@ -340,23 +355,3 @@ def _unsupported(part: Any, place: str) -> str:
     if isinstance(part, Mapping):
         return f"{kind}; use a dict, because a restored state has only dicts"
     return f"{kind}; use only tensors, modules, dataclasses, dicts, lists, numbers and strings"
-
-
-def _leaves(state: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Yield (path, object) for every object inside a state that has no parts; a module counts as one object."""
-    parts = None if isinstance(state, nn.Module) else _parts(state)
-    if parts is None:
-        yield path, state
-    for name, part in parts or ():
-        yield from _leaves(part, _joined(path, name))
-
-
-def _parts(state: Any) -> list[tuple[str, Any]] | None:
-    """Return the names and parts of a dict, list, tuple or dataclass; None for any other object."""
-    if type(state) in LIKE_DICT:
-        return [(str(key), part) for key, part in state.items()]
-    if isinstance(state, list | tuple):
-        return [(str(i), part) for i, part in enumerate(state)]
-    if is_dataclass(state) and not isinstance(state, type):
-        return [(field.name, getattr(state, field.name)) for field in fields(state)]
-    return None

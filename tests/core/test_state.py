@@ -49,7 +49,7 @@ def test_values_that_share_memory_are_named() -> None:
     layer, matrix = nn.Linear(2, 2), torch.zeros(3, 2)
     for state, first, second in (
         ({"net": layer, "w": layer.weight}, "net", "w"),
-        ({"net": layer, "copy": [layer]}, "net", r"copy\.0"),
+        ({"net": layer, "copy": [layer]}, r"copy\.0", "net"),
         ({"all": matrix, "row": matrix[1]}, "all", "row"),
         ({"all": matrix, "same": matrix.detach()}, "all", "same"),
     ):
