@@ -45,7 +45,7 @@ def deterministic(algorithm: AnyAlgorithm) -> None:
         "variables"
     )
     for (name, k, one), (_, _, other) in zip(first.sent, second.sent, strict=True):
-        if digest(leaves(one)) != digest(leaves(other)):
+        if digest([*leaves(one)]) != digest([*leaves(other)]):
             place = f"the return value of {name} for client {k}"
             raise ContractError(algorithm, "deterministic", f"{place} {text}")
     _compare(algorithm, "deterministic", first, second, text)
@@ -134,7 +134,7 @@ def _compare_together(algorithm: AnyAlgorithm, alone: Trial, together: Trial, tr
     )
     uploads = [[(k, up) for hook, k, up in one.sent if hook == "client_update"] for one in (alone, together)]
     for (k, up), (_, other) in zip(*uploads, strict=True):
-        if not _close(leaves(up), leaves(other)):
+        if not _close([*leaves(up)], [*leaves(other)]):
             raise ContractError(algorithm, "trained_together", f"the upload of client {k} {text}")
     nets, others = alone.nets, together.nets
     for k, net in nets.items():

@@ -113,7 +113,7 @@ def messages_move(algorithm: AnyAlgorithm) -> None:
 
 def _learnt(msg: Any) -> list[Any]:
     """Return the floating-point tensors of a message: round numbers and ids change even if nothing is learned."""
-    return [leaf for leaf in leaves(msg) if isinstance(leaf, Tensor) and leaf.is_floating_point()] or leaves(msg)
+    return [leaf for leaf in leaves(msg) if isinstance(leaf, Tensor) and leaf.is_floating_point()] or [*leaves(msg)]
 
 
 def _equal(one: Sequence[Any], other: Sequence[Any]) -> bool:

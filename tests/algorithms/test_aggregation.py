@@ -28,7 +28,7 @@ from raysim.algorithms.pfedmoe import PFedMoE
 from raysim.contract.toy import toy_model
 from raysim.contract.trial import Trial
 from raysim.core import Extractor, Header, Model, Server, Task
-from raysim.core.messages import wire_bytes
+from raysim.core.messages import wire_size
 
 TASK = Task(4, 8, ("norm",), toy_model)
 
@@ -96,4 +96,4 @@ FLAT = 4 * (16 * 8 + 8)
     ids=str,
 )
 def test_bytes_of_every_message(algorithm: Any, size: int) -> None:
-    assert {wire_bytes(msg) for _, _, msg in Trial(algorithm).run(2).sent} == {size}
+    assert {wire_size(msg).bytes for _, _, msg in Trial(algorithm).run(2).sent} == {size}

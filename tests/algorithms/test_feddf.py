@@ -13,7 +13,7 @@ from raysim.algorithms.feddf import FedDF
 from raysim.contract.toy import SEED, toy_model
 from raysim.contract.trial import Trial
 from raysim.core import Batch, LocalTraining, Model, Samples, Server, Task, tensors, weights
-from raysim.core.messages import wire_bytes
+from raysim.core.messages import wire_size
 from raysim.core.seeds import seeded
 from raysim.core.state import digest
 from tests.algorithms.nets import Line
@@ -140,4 +140,4 @@ def test_bytes_are_those_of_the_whole_model_each_way():
     toy = Trial(FedDF()).run(2)
     assert len(toy.sent) == 16
     for _, k, msg in toy.sent:
-        assert wire_bytes(msg) == sizes[toy.server.arch[k]]
+        assert wire_size(msg).bytes == sizes[toy.server.arch[k]]

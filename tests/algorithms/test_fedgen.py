@@ -15,7 +15,7 @@ from raysim.algorithms.fedgen import Broadcast, FedGen, Generator, Upload, alike
 from raysim.contract.toy import toy_model, toy_samples
 from raysim.contract.trial import Trial
 from raysim.core import Batch, Client, LocalTraining, Server, Task, Weights
-from raysim.core.messages import wire_params
+from raysim.core.messages import wire_size
 from raysim.core.meter import FlopMeter
 from raysim.core.seeds import seeded
 
@@ -221,7 +221,7 @@ def test_round_one_can_do_without_the_generator():
 def test_what_travels():
     # Header 4 * 8 + 4; generator of 32 + 4 inputs, 256 hidden units and 8 outputs, with BatchNorm and its counter.
     toy = Trial(FedGen()).run(1)
-    sizes = {hook: wire_params(msg) for hook, _, msg in toy.sent}
+    sizes = {hook: wire_size(msg).params for hook, _, msg in toy.sent}
     assert sizes["server_send"] == 36 + 256 * 37 + 4 * 256 + 1 + 8 * 257 + 4
     assert sizes["client_update"] == 36 + 4
     counts = {k: msg.count_C.tolist() for hook, k, msg in toy.sent if hook == "client_update"}

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from raysim.algorithms.fedgkt import FedGKT, Kept, Rest, Stage, Teacher
 from raysim.common.inputs import image
 from raysim.core import Batch, Client, LocalTraining, Server, Task, tensors
-from raysim.core.messages import wire_components
+from raysim.core.messages import wire_size
 from raysim.core.seeds import seeded
 from raysim.models import build_model
 
@@ -173,11 +173,11 @@ def test_bytes():
     data = tensors(torch.rand(3, 3, 32, 32), torch.tensor([0, 1, 2]))
     client = Client(0, task, data, task.model("hks_resnet8"), LocalTraining(), seeded(1, "client", 1, 0), t=1)
     sent = FedGKT().client_update(client, None)
-    assert wire_components(sent) == {"out_N": 196_608, "logits_NC": 120, "y_N": 12}
+    assert wire_size(sent).components == {"out_N": 196_608, "logits_NC": 120, "y_N": 12}
     server: Server[Kept] = Server(task, torch.Generator())
     server.state = FedGKT().server_start(server, {})
     FedGKT().server_update(server, {0: sent})
-    assert wire_components(FedGKT().server_send(server, 0)) == {"logits_NC": 120}
+    assert wire_size(FedGKT().server_send(server, 0)).components == {"logits_NC": 120}
 
 
 def test_the_server_trains_the_rest_of_the_largest_or_of_another():

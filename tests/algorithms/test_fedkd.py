@@ -24,7 +24,7 @@ from raysim.algorithms.fedkd import (
 from raysim.contract.toy import toy_model, toy_samples
 from raysim.contract.trial import Trial
 from raysim.core import Batch, Client, LocalTraining, Server, Task
-from raysim.core.messages import wire_bytes, wire_params
+from raysim.core.messages import wire_size
 from raysim.core.meter import FlopMeter
 from raysim.core.ops import cross_entropy
 from raysim.core.seeds import seeded
@@ -54,7 +54,7 @@ def test_kat_rank(energy: float, rank: int):
     assert found is not None
     assert_close(found.sigma_R, torch.tensor([3.0, 2.0, 1.0][:rank]))
     assert_close(dense(found, padded(1)), padded(*[3, 2, 1][:rank]))
-    assert wire_params(found) == rank * (20 + 20 + 1)
+    assert wire_size(found).params == rank * (20 + 20 + 1)
 
 
 def test_kat_a_small_matrix_stays_dense():
@@ -63,7 +63,7 @@ def test_kat_a_small_matrix_stays_dense():
     assert factors(matrix, 0.9) is None
     assert compressed({"w": matrix}, 0.9)["w"] is matrix
     found = factors(matrix, 0.6)
-    assert found is not None and wire_params(found) == 7
+    assert found is not None and wire_size(found).params == 7
     # 4 x 5 at rank 2 costs 20, as many numbers as it has: dense.
     assert factors(padded(1, 1, side=5)[:4], 0.9) is None
     assert factors(padded(1, side=5)[:4], 0.9) is not None
@@ -71,7 +71,7 @@ def test_kat_a_small_matrix_stays_dense():
 
 def test_what_did_not_change_is_not_sent():
     parts = compressed({"w": torch.zeros(4, 4), "b": torch.zeros(4), "c": torch.ones(4)}, 0.95)
-    assert list(parts) == ["c"] and wire_bytes(Update(parts)) == 16
+    assert list(parts) == ["c"] and wire_size(Update(parts)).bytes == 16
     assert torch.equal(restored(parts, {"w": torch.ones(4, 4)})["w"], torch.zeros(4, 4))
 
 
@@ -79,7 +79,7 @@ def test_a_convolution_is_a_matrix_of_its_filters():
     weight = torch.outer(torch.arange(1.0, 9.0), torch.arange(27.0)).view(8, 3, 3, 3)
     found = factors(weight.to(memory_format=torch.channels_last), 0.95)
     assert found is not None
-    assert found.u_MR.shape == (8, 1) and found.v_RN.shape == (1, 27) and wire_params(found) == 36
+    assert found.u_MR.shape == (8, 1) and found.v_RN.shape == (1, 27) and wire_size(found).params == 36
     assert_close(dense(found, weight), weight, rtol=1e-5, atol=1e-4)
 
 

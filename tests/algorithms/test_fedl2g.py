@@ -14,7 +14,7 @@ from raysim.contract.toy import toy_model
 from raysim.contract.trial import Trial
 from raysim.core import Batch, Client, LocalTraining, Server, Task
 from raysim.core.data import tensors
-from raysim.core.messages import wire_bytes
+from raysim.core.messages import wire_size
 from raysim.core.seeds import seeded
 from tests.algorithms.nets import Seen
 
@@ -125,7 +125,7 @@ def test_the_server_averages_over_clients_that_tried_a_class():
 def test_measured_bytes(guide: str, width: int):
     trial = Trial(FedL2G(guide=guide)).run(1)
     down, up = (
-        {wire_bytes(msg) for hook, k, msg in trial.sent if (hook, k) == (name, 0)}
+        {wire_size(msg).bytes for hook, k, msg in trial.sent if (hook, k) == (name, 0)}
         for name in ("server_send", "client_update")
     )
     assert down == {4 * 4 * width} and up == {2 * 4 * width + 2}

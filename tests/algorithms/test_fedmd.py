@@ -12,7 +12,7 @@ from raysim.algorithms.fedmd import FedMD, Request, Scores
 from raysim.contract.toy import SEED
 from raysim.contract.trial import Trial
 from raysim.core import Client, LocalTraining, Samples, Server, Task, tensors
-from raysim.core.messages import wire_components
+from raysim.core.messages import wire_size
 from raysim.core.seeds import seeded
 from tests.algorithms.nets import Line
 
@@ -109,7 +109,7 @@ def test_transfer_learning_comes_once_with_public_labels_first():
 def test_bytes():
     # 12 public samples, 4 classes: places of 4 bytes, and 12 * 4 * 4 bytes of logits each way.
     toy = Trial(FedMD()).run(2)
-    sizes = [(name, wire_components(msg)) for name, k, msg in toy.sent if k == 0]
+    sizes = [(name, wire_size(msg).components) for name, k, msg in toy.sent if k == 0]
     assert sizes == [
         ("server_send", {"index_S": 48, "past_S": 0, "mean_SC": 0}),
         ("client_update", {"logits_SC": 192}),

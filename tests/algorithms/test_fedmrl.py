@@ -12,7 +12,7 @@ from torch.testing import assert_close
 from raysim.algorithms.fedmrl import FedMRL, Fusion
 from raysim.contract.toy import toy_model, toy_samples
 from raysim.core import Batch, Client, LocalTraining, Model, Server, Task
-from raysim.core.messages import wire_bytes
+from raysim.core.messages import wire_size
 from raysim.core.seeds import seeded
 
 TASK = Task(4, 8, ("deep", "norm", "flat"), toy_model)
@@ -95,7 +95,7 @@ def test_only_the_small_model_travels(share: float, width: int):
     client, down = client_of(algorithm), algorithm.server_send(server, 1)
     algorithm.client_receive(client, down)
     up = algorithm.client_update(client, down)
-    assert wire_bytes(down) == wire_bytes(up) == 4 * (16 * width + width + 4 * width + 4)
+    assert wire_size(down).bytes == wire_size(up).bytes == 4 * (16 * width + width + 4 * width + 4)
     assert client.net.projection.in_features == 8 + width
     assert client.net.projection.out_features == 8
 

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from raysim.algorithms.heterofl import HeteroFL
 from raysim.common.inputs import image
 from raysim.core import Client, LocalTraining, Model, Server, Task, Weights, tensors, weights
-from raysim.core.messages import wire_bytes
+from raysim.core.messages import wire_size
 from raysim.core.ops import cross_entropy
 from raysim.core.seeds import seeded
 from raysim.models import build_model
@@ -201,12 +201,12 @@ def test_bytes_are_those_of_the_block():
     server: Server[dict[str, Model]] = Server(task, torch.Generator(), arch={0: "heterofl_cnn_e"})
     server.state = algorithm.server_start(server, {})
     down = algorithm.server_send(server, 0)
-    assert wire_bytes(down) == 36_904
+    assert wire_size(down).bytes == 36_904
     net = algorithm.client_model(task.model("heterofl_cnn_e"), task)
     data = tensors(torch.rand(2, 3, 32, 32), torch.tensor([0, 1]))
     client = Client(0, task, data, net, LocalTraining(), seeded(1, "client", 1, 0))
     algorithm.client_receive(client, down)
-    assert wire_bytes(algorithm.client_update(client, down)) == 36_904
+    assert wire_size(algorithm.client_update(client, down)).bytes == 36_904
 
 
 def test_other_networks_are_refused():

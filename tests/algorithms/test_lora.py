@@ -14,7 +14,7 @@ from raysim.algorithms.flexlora import FlexLoRA
 from raysim.algorithms.hetlora import HetLoRA
 from raysim.algorithms.raflora import RaFLoRA
 from raysim.core import Client, LocalTraining, Model, Server, Task, lora, tensors
-from raysim.core.messages import wire_bytes
+from raysim.core.messages import wire_size
 from raysim.core.seeds import seeded
 
 METHODS = [HetLoRA(), FlexLoRA(), RaFLoRA()]
@@ -139,7 +139,7 @@ def test_products_count_with_their_scaling():
 def test_bytes_are_those_of_the_adapters(algorithm: Any):
     server = server_of(algorithm, "rank1", "rank2")
     for k, rank in enumerate((1, 2)):
-        assert wire_bytes(algorithm.server_send(server, k)) == 4 * (rank * (2 + 2) + 2 * 2 + 2)
+        assert wire_size(algorithm.server_send(server, k)).bytes == 4 * (rank * (2 + 2) + 2 * 2 + 2)
 
 
 @pytest.mark.parametrize(("algorithm", "share"), [(FlexLoRA(), 0.5), (RaFLoRA(), 1.0)])

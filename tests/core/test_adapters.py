@@ -15,7 +15,7 @@ from raysim import SplitNet
 from raysim.common.inputs import InputSpec, image
 from raysim.core import Frozen, Task, lora
 from raysim.core.adapters import check_ranks
-from raysim.core.messages import Model, weights, wire_bytes
+from raysim.core.messages import Model, weights, wire_size
 from raysim.models import build_model
 
 
@@ -68,7 +68,7 @@ def test_uploads_have_the_size_of_adapters_and_header():
     for rank, size in ((2, 21_544), (8, 70_696)):
         layers = [nn.Sequential(nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 128)) for _ in range(4)]
         net = SplitNet(lora(nn.Sequential(*layers), rank), nn.Linear(128, 10))
-        assert wire_bytes(Model(weights(net))) == size == 4 * (8 * rank * 256 + 1290)
+        assert wire_size(Model(weights(net))).bytes == size == 4 * (8 * rank * 256 + 1290)
 
 
 @pytest.mark.parametrize(

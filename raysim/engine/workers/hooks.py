@@ -94,9 +94,9 @@ class Unchanged:
 
     def __init__(self, message: Any, packed: Any = None) -> None:
         self.message = message
-        self.leaves = leaves(message)  # keeps tensors alive, so that no other object gets the same id
+        self.leaves = [*leaves(message)]  # keeps tensors alive, so that no other object gets the same id
         self.before = _signature(message)
-        self.packed = [] if packed is None else leaves(packed)
+        self.packed = [] if packed is None else [*leaves(packed)]
 
     def holds(self) -> bool:
         """Return whether the message is unchanged."""
