@@ -143,21 +143,17 @@ def check_ranks(task: Task) -> None:
     """Raise `ValueError` unless all architectures are one frozen network, with adapters that differ only in rank."""
     forms = {arch: _form(task.model(arch)) for arch in task.architectures}
     first = next(iter(forms))
-    for arch, (shapes, frozen) in forms.items():
-        if not any(name.endswith("lora_A") for name in shapes):
+    for arch, form in forms.items():
+        if not any(name.endswith("lora_A") for name in form[0]):
             raise ValueError(
                 f"clients.models: {arch} has no adapters; choose networks with adapters, such as digits_vit_lora2, or "
                 "build your own with raysim.core.lora"
             )
-        if shapes != forms[first][0]:
+        if form != forms[first]:
             raise ValueError(
-                f"clients.models: {arch} is not {first} with adapters of another rank; choose networks that differ "
-                "only in the rank, such as digits_vit_lora2 and digits_vit_lora8"
-            )
-        if frozen != forms[first][1]:
-            raise ValueError(
-                f"clients.models: the frozen weights of {arch} are not those of {first}; load both from one file, or "
-                "draw both with the same seed"
+                f"clients.models: {arch} is not {first} with adapters of another rank, or its frozen weights differ; "
+                "choose networks that differ only in the rank, such as digits_vit_lora2 and digits_vit_lora8, and load "
+                "their frozen weights from one file, or draw them with the same seed"
             )
 
 

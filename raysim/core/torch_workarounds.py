@@ -7,7 +7,7 @@ import re
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from operator import is_
 from typing import Any, cast
 from weakref import WeakKeyDictionary
@@ -75,18 +75,6 @@ def _count_attention_on_cpus() -> None:
 
 
 _count_attention_on_cpus()
-
-
-def _without_vmap_warning() -> None:
-    """Silence the warning of `torch.func.vmap` about operations without a batching rule.
-
-    Reason: users cannot act on this warning. Delete when: pooling under vmap does not warn.
-    """
-    with suppress(AttributeError):  # if a version of torch has no such switch, the warning stays
-        torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[attr-defined]
-
-
-_without_vmap_warning()
 
 
 @contextmanager
