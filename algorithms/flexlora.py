@@ -6,21 +6,21 @@ sends them. The server averages what they add to the weights of each layer, and 
 client's rank that are nearest to the mean.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from raysim.core import Algorithm, Client, ClientId, Model, Server, Task, UpdateOf, weights
+import torch
+from torch import Tensor
+
+from raysim.core import Algorithm, Client, ClientId, Model, Server, Task, UpdateOf, Weights, weights
 from raysim.core.adapters import (
     Adapted,
     Factors,
     adapted_models,
     check_ranks,
-    energy_beyond,
     factors,
-    nearest,
     rank_of,
-    svd_of_sum,
     without_adapters,
 )
 from raysim.core.ops import cross_entropy
@@ -72,3 +72,32 @@ class FlexLoRA(Algorithm[Model, Model, dict[str, Adapted]]):
 
     def exposed(self, client: Client, up: Model) -> UpdateOf:
         return UpdateOf(client.net, up.w)
+
+
+def svd_of_sum(products: Sequence[Factors]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return U [m, R], S [R] and V^T [R, n] of a sum of products, with R at most the sum of their ranks."""
+    left, right = torch.cat([b for b, _ in products], 1), torch.cat([a for _, a in products])
+    q_mr, left = torch.linalg.qr(left)
+    q_nr, right = torch.linalg.qr(right.T)
+    u, s, vt = torch.linalg.svd(left @ right.T, full_matrices=False)
+    return q_mr @ u, s, vt @ q_nr.T
+
+
+def nearest(svd: tuple[Tensor, Tensor, Tensor], like: Adapted, layer: str) -> Weights:
+    """Return the adapter with the rank of `like` that is nearest to a product: A = V^T, B = U S of the largest values.
+
+    Where the sum has a lower rank than the adapter, B is 0 and A is not, so that training can still use these parts.
+    """
+    u_mr, s_r, vt_rn = svd
+    a_rn, b_mr = like.w[f"{layer}.lora_A"].clone(), torch.zeros_like(like.w[f"{layer}.lora_B"])
+    rank = min(len(a_rn), len(s_r))
+    a_rn[:rank] = vt_rn[:rank]
+    b_mr[:, :rank] = (u_mr * s_r / like.scaling[layer])[:, :rank]
+    return {f"{layer}.lora_A": a_rn, f"{layer}.lora_B": b_mr}
+
+
+def energy_beyond(rank: int, values: Sequence[Tensor]) -> float:
+    """Return the share of the squared singular values of all layers that lies beyond the first `rank` of them."""
+    energy = [value_r.square() for value_r in values]
+    whole = float(torch.cat(energy).sum())
+    return float(torch.cat([energy_r[rank:] for energy_r in energy]).sum()) / whole if whole else 0.0

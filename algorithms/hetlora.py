@@ -17,12 +17,11 @@ from torch import Tensor, nn
 from raysim.core import Algorithm, Batch, Client, ClientId, Model, NonNegative, Server, Task, UpdateOf, Weights, weights
 from raysim.core.adapters import (
     Adapted,
+    Factors,
     LoraLinear,
     adapted_models,
     check_ranks,
-    cut,
     factors,
-    norm,
     rank_of,
     without_adapters,
 )
@@ -163,3 +162,17 @@ def norm_of(net: nn.Module, last_r: Tensor) -> Tensor:
         of_layer = last_r[: len(one.lora_A)]
         norms.append((one.lora_A * of_layer[:, None]).norm() * (one.lora_B * of_layer).norm())
     return torch.stack(norms).sum()
+
+
+def norm(product: Factors) -> float:
+    """Return the Frobenius norm of a product: ||B A||^2 is the sum over the entries of B^T B times those of A A^T."""
+    b_mr, a_rn = product
+    return math.sqrt(max(0.0, float(((b_mr.T @ b_mr) * (a_rn @ a_rn.T)).sum())))
+
+
+def cut(value: Tensor, like: Tensor) -> Tensor:
+    """Return the leading block of a tensor in the shape and type of `like`, padded with zeros if it is smaller."""
+    block = torch.zeros_like(like)
+    place = tuple(slice(min(sizes)) for sizes in zip(value.shape, like.shape, strict=True))
+    block[place] = value[place]
+    return block

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
@@ -189,46 +189,3 @@ def factors(one: Adapted, layer: str, share: Tensor | float = 1.0) -> Factors:
     """
     b_mr = one.w[f"{layer}.lora_B"].double()
     return one.scaling[layer] * share * b_mr, one.w[f"{layer}.lora_A"].double()
-
-
-def norm(product: Factors) -> float:
-    """Return the Frobenius norm of a product: ||B A||^2 is the sum over the entries of B^T B times those of A A^T."""
-    b_mr, a_rn = product
-    return math.sqrt(max(0.0, float(((b_mr.T @ b_mr) * (a_rn @ a_rn.T)).sum())))
-
-
-def svd_of_sum(products: Sequence[Factors]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return U [m, R], S [R] and V^T [R, n] of a sum of products, with R at most the sum of their ranks."""
-    left, right = torch.cat([b for b, _ in products], 1), torch.cat([a for _, a in products])
-    q_mr, left = torch.linalg.qr(left)
-    q_nr, right = torch.linalg.qr(right.T)
-    u, s, vt = torch.linalg.svd(left @ right.T, full_matrices=False)
-    return q_mr @ u, s, vt @ q_nr.T
-
-
-def energy_beyond(rank: int, values: Sequence[Tensor]) -> float:
-    """Return the share of the squared singular values of all layers that lies beyond the first `rank` of them."""
-    energy = [value_r.square() for value_r in values]
-    whole = float(torch.cat(energy).sum())
-    return float(torch.cat([energy_r[rank:] for energy_r in energy]).sum()) / whole if whole else 0.0
-
-
-def nearest(svd: tuple[Tensor, Tensor, Tensor], like: Adapted, layer: str) -> Weights:
-    """Return the adapter with the rank of `like` that is nearest to a product: A = V^T, B = U S of the largest values.
-
-    Where the sum has a lower rank than the adapter, B is 0 and A is not, so that training can still use these parts.
-    """
-    u_mr, s_r, vt_rn = svd
-    a_rn, b_mr = like.w[f"{layer}.lora_A"].clone(), torch.zeros_like(like.w[f"{layer}.lora_B"])
-    rank = min(len(a_rn), len(s_r))
-    a_rn[:rank] = vt_rn[:rank]
-    b_mr[:, :rank] = (u_mr * s_r / like.scaling[layer])[:, :rank]
-    return {f"{layer}.lora_A": a_rn, f"{layer}.lora_B": b_mr}
-
-
-def cut(value: Tensor, like: Tensor) -> Tensor:
-    """Return the leading block of a tensor in the shape and type of `like`, padded with zeros if it is smaller."""
-    block = torch.zeros_like(like)
-    place = tuple(slice(min(sizes)) for sizes in zip(value.shape, like.shape, strict=True))
-    block[place] = value[place]
-    return block
