@@ -232,7 +232,7 @@ def _show_fields(console: Console, cls: type, where: str) -> None:
     table = new_table(None, "field", "default", "allowed", "meaning")
     for one in fields:
         default = "required" if one.default is MISSING else _plain(one.default)
-        table.add_row(one.name, default, one.allowed, one.doc)
+        table.add_row(one.name, default, in_words(one.hint), one.doc)
     console.print(table)
 
 

@@ -14,6 +14,7 @@ import textwrap
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -35,15 +36,10 @@ class Range(Interval):
         return all(inside(value, bound) for _, inside, bound in self._bounds())
 
     def __str__(self) -> str:
-        return " and ".join(f"{words} {number_text(bound)}" for words, _, bound in self._bounds())
+        return " and ".join(f"{words} {bound}" for words, _, bound in self._bounds())
 
     def _bounds(self) -> list[tuple[str, Any, Any]]:
         return [(*side, bound) for name, side in _SIDES.items() if (bound := getattr(self, name)) is not None]
-
-
-def number_text(value: float) -> str:
-    """Format an integer in full, any other number with at most six significant digits."""
-    return str(value) if isinstance(value, int) else f"{value:g}"
 
 
 Positive = Annotated[float, Range(gt=0)]
@@ -68,11 +64,6 @@ class FieldInfo:
     hint: Any  # annotation of the field
     default: Any  # `dataclasses.MISSING` if the field is required
     doc: str
-
-    @property
-    def allowed(self) -> str:
-        """The allowed values, in words."""
-        return in_words(self.hint)
 
     @property
     def counts_warmup(self) -> bool:
@@ -135,18 +126,12 @@ def _docs_of(cls: type) -> Mapping[str, str]:
         (tree,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
     except (OSError, TypeError, SyntaxError, ValueError):  # the source is missing, or was edited after the import
         return {}
-    return docs_in(tree) if isinstance(tree, ast.ClassDef) else {}
-
-
-def docs_in(tree: ast.ClassDef) -> dict[str, str]:
-    """The string literal under each annotated field of a class statement."""
-    docs = {}
-    for field, text in zip(tree.body, tree.body[1:], strict=False):
-        if not (isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)):
-            continue
-        if isinstance(text.value, ast.Constant) and isinstance(text.value.value, str):
-            assert isinstance(field.target, ast.Name)
-            docs[field.target.id] = inspect.cleandoc(text.value.value).replace("\n", " ")
+    docs: dict[str, str] = {}
+    statements: list[ast.stmt] = getattr(tree, "body", [])
+    for field, text in pairwise(statements):
+        match field, text:
+            case ast.AnnAssign(target=ast.Name(name)), ast.Expr(value=ast.Constant(str(doc))):
+                docs[name] = inspect.cleandoc(doc).replace("\n", " ")
     return docs
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -27,12 +27,8 @@ _NAMED = "give a name from `named_parameters()`"
 """The remedy for a name that is no parameter."""
 
 
-class Batches(Protocol):
-    """The batches of one local training, in order."""
-
-    def __len__(self) -> int: ...
-
-    def __iter__(self) -> Iterator[Batch]: ...
+Batches = Sequence[Batch] | Shuffled
+"""The batches of one local training, in order."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from functools import cache
 from typing import Any, NamedTuple, TypeVar, cast, dataclass_transform
 
 import numpy as np
@@ -172,7 +171,7 @@ class PackedTensor:
     def of(cls, tensor: Tensor) -> PackedTensor:
         copied = tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
         flat = copied.view(-1)
-        return cls(flat.view(torch.uint8).numpy(), _name(tensor.dtype), tuple(tensor.shape))
+        return cls(flat.view(torch.uint8).numpy(), str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
 
     def tensor(self, device: torch.device | str = "cpu") -> Tensor:
         """Return a new tensor with a copy of the packed bytes, which may be read-only shared memory."""
@@ -185,11 +184,6 @@ class PackedTensor:
         """Return whether a tensor has exactly these bytes."""
         flat = tensor.detach().cpu().contiguous().reshape(-1)
         return np.array_equal(flat.view(torch.uint8).numpy(), self.data)
-
-
-@cache
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def pack(msg: T) -> T:

@@ -43,17 +43,11 @@ class Backward:
     """
 
     def __init__(self, precision: Precision, device: torch.device) -> None:
-        self.scaler = GradScaler(device.type, init_scale=SCALE) if precision == "float16" else None
+        # A scaler that is not enabled computes the plain backward pass and steps.
+        self.scaler = GradScaler(device.type, init_scale=SCALE, enabled=precision == "float16")
 
     def __call__(self, loss: Tensor, optimizers: Sequence[Any], clip: Callable[[], object] | None) -> None:
         """Compute the gradients of `loss`, clip them, and let the optimizers take a step."""
-        if self.scaler is None:
-            loss.backward()
-            if clip is not None:
-                clip()
-            for optimizer in optimizers:
-                optimizer.step()
-            return
         self.scaler.scale(loss).backward()
         # The scaler raises an error for an optimizer whose parameters have no gradient.
         having = [one for one in optimizers if any(p.grad is not None for g in one.param_groups for p in g["params"])]

@@ -16,9 +16,6 @@ from torch import Tensor, nn
 
 from raysim.common.modules import PACKAGE, plain_module
 
-LIKE_DICT = (dict, OrderedDict)
-"""Types of mappings that are restored as a dict."""
-
 _LEAVES = (nn.Module, Tensor, bool, int, float, str, NoneType)
 
 
@@ -338,7 +335,7 @@ def _leaves(state: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 def _parts(state: Any) -> list[tuple[str, Any]] | None:
     """Return the names and parts of a dict (in a fixed order), list, tuple or dataclass; None for any other object."""
-    if type(state) in LIKE_DICT:
+    if type(state) in (dict, OrderedDict):  # other mappings would be restored as a dict
         return [(str(key), state[key]) for key in sorted(state, key=lambda key: (str(type(key)), key))]
     if isinstance(state, list | tuple):
         return [(str(i), part) for i, part in enumerate(state)]
