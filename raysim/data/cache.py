@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from contextlib import suppress
+from dataclasses import fields
 
 import numpy as np
 
@@ -38,7 +39,7 @@ def load(key: str, verify: bool = True) -> tuple[Decoded, str] | None:
     try:
         with base.with_suffix(".npz").open("rb") as file, np.load(file, allow_pickle=False) as rest:
             digest = str(rest["digest"])
-            kept = {name: rest[name] for name in Decoded._fields if name != "raw_M"}
+            kept = {name: rest[name] for name in (one.name for one in fields(Decoded)) if name != "raw_M"}
         names = {name: tuple(map(str, kept[name])) for name in ("class_names", "owners")}
         numbers = {name: int(kept[name]) for name in ("num_train", "vocabulary")}
         raw_M = np.asarray(np.load(base.with_suffix(".npy"), mmap_mode="r", allow_pickle=False))
@@ -51,7 +52,7 @@ def load(key: str, verify: bool = True) -> tuple[Decoded, str] | None:
 def save(key: str, decoded: Decoded) -> None:
     """Write both files atomically. Errors of a full or read-only disk are ignored."""
     base = cache_root() / "decoded" / key
-    rest = {name: np.asarray(value) for name, value in decoded._asdict().items() if name != "raw_M"}
+    rest = {name: np.asarray(value) for name, value in vars(decoded).items() if name != "raw_M"}
     rest["digest"] = np.asarray(digest_of(decoded))
     with suppress(OSError):
         base.parent.mkdir(parents=True, exist_ok=True)

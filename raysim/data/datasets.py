@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from raysim.common.errors import ScenarioError, UnavailableError
 from raysim.common.folders import cache_root
@@ -34,13 +33,12 @@ _FORMATS = tuple(form for form in get_args(Format) if form != "auto")
 _STALL_S = 20.0
 
 
-@dataclass(frozen=True, eq=False)
-class Dataset:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Dataset(sources.Decoded):
     """A whole data set. The arrays are read-only: they may be a map of a file, shared by every process."""
 
     spec: DatasetSpec
     """Specification of the data set; values that are not published come from its files."""
-    decoded: sources.Decoded
     source: str
     """Origin of the data, in words."""
     digest: str
@@ -50,26 +48,6 @@ class Dataset:
     def name(self) -> str:
         """The name of the data set, as in `data.name`."""
         return self.spec.name
-
-    @property
-    def raw_M(self) -> NDArray[Any]:
-        """The samples [M, ...] as stored: uint8 images [M, H, W, C], float32 features, or whole numbers as tokens."""
-        return self.decoded.raw_M
-
-    @property
-    def label_M(self) -> NDArray[np.int64]:
-        """The class ids [M]."""
-        return self.decoded.label_M
-
-    @property
-    def num_train(self) -> int:
-        """The size of the published train part, which comes first; the published test part follows."""
-        return self.decoded.num_train
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """The names of the classes, in the order of their ids."""
-        return self.decoded.class_names
 
     def __len__(self) -> int:
         return len(self.label_M)
@@ -102,8 +80,7 @@ def load_dataset(
         return _of_function(reference.get(), reference.name, files or Files(()))
     spec = DATASETS[name]
     if spec.keys:
-        if files is None:
-            raise ScenarioError("is missing; give the path of your files", key="data.path")
+        assert files is not None
         return _load(spec, find_files(name, files), files, verify)
     if not spec.folders:
         return _digits(spec)
@@ -214,14 +191,13 @@ def _decode(spec: DatasetSpec, source: sources.Source, files: Files | None) -> s
 def _read_only(spec: DatasetSpec, decoded: sources.Decoded, source: str, digest: str = "") -> Dataset:
     decoded.raw_M.setflags(write=False)
     decoded.label_M.setflags(write=False)
-    return Dataset(spec, decoded, source, digest or cache.digest_of(decoded))
+    return Dataset(**vars(decoded), spec=spec, source=source, digest=digest or cache.digest_of(decoded))
 
 
 def _digits(spec: DatasetSpec) -> Dataset:
     # Read the file of load_digits directly, because importing scikit-learn would delay the first run by 1.5 s.
     sklearn = importlib.util.find_spec("sklearn")
-    assert sklearn is not None
-    assert sklearn.submodule_search_locations
+    assert sklearn is not None and sklearn.submodule_search_locations
     table = np.loadtxt(
         Path(sklearn.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz", delimiter=","
     )

@@ -16,9 +16,9 @@ import struct
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,6 @@ from raysim.data.specs import DatasetSpec
 IMAGE_SUFFIXES = {".jpeg", ".jpg", ".png"}
 _SHARD = re.compile(r"-(\d+)-of-(\d+)")
 _IDX_NAMES = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
-_REPLACE = "replace the files by the published ones"
 
 
 @dataclass(frozen=True)
@@ -45,15 +44,7 @@ class Source:
     extra: tuple[Path, ...] = ()
 
     def __str__(self) -> str:
-        what = {
-            "parquet": "Parquet",
-            "torchvision": "torchvision's",
-            "idx": "IDX",
-            "folder": "image",
-            "images": "image",
-            "csv": "CSV",
-        }
-        return f"{what.get(self.format, self.format)} files in {self.folder}"
+        return f"{self.format} files in {self.folder}"
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -61,20 +52,27 @@ class Source:
         return self.train + self.test + self.extra
 
 
-class Decoded(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Decoded:
     """A whole data set in memory: the published train part, followed by the published test part."""
 
-    raw_M: NDArray[Any]  # [M, ...] uint8 images [M, H, W, C], float32 features or integer tokens
+    raw_M: NDArray[Any]
+    """The samples [M, ...] as stored: uint8 images [M, H, W, C], float32 features, or whole numbers as tokens."""
     label_M: NDArray[np.int64]
+    """The class ids [M]."""
     num_train: int
+    """The size of the published train part, which comes first."""
     class_names: tuple[str, ...]
-    vocabulary: int = 0  # number of different tokens; 0: no tokens
-    # Mean of the train part; empty if the data set has no test part, or has published constants.
-    mean_F: NDArray[np.float64] = np.zeros(0)
-    std_F: NDArray[np.float64] = np.zeros(0)
-    # Position of each sample's id in `owners`; empty if samples have no ids.
-    owner_M: NDArray[np.int64] = np.zeros(0, np.int64)
-    owners: tuple[str, ...] = ()  # the ids, ascending
+    """The names of the classes, in the order of their ids."""
+    vocabulary: int = 0
+    """The number of different tokens; 0: no tokens."""
+    mean_F: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    """The mean of the train part; empty if the data set has no test part, or has published constants."""
+    std_F: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    owner_M: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """The position of each sample's id in `owners`; empty if samples have no ids."""
+    owners: tuple[str, ...] = ()
+    """The ids, ascending."""
 
 
 def find(spec: DatasetSpec, base: Path, formats: tuple[str, ...]) -> Source | None:
@@ -112,19 +110,13 @@ def checked(spec: DatasetSpec, source: Source, decoded: Decoded) -> Decoded:
     """Return a published data set if it has the published shape and classes. Raises ScenarioError."""
     channels, height, width = spec.input_spec.shape
     shape, label_M = decoded.raw_M.shape, decoded.label_M
-    if shape[1:] != (height, width, channels):
+    fits = shape[1:] == (height, width, channels) and len(label_M) == shape[0] and 0 < decoded.num_train < shape[0]
+    if not fits or not 0 <= label_M.min() <= label_M.max() < spec.num_classes == len(decoded.class_names):
         sizes = "x".join(map(str, shape[1:]))
         raise ScenarioError(
-            f"{source.folder}: images are {sizes}, but {spec.name} has {height}x{width}x{channels}; {_REPLACE}"
-        )
-    if len(label_M) != shape[0]:
-        raise ScenarioError(f"{source.folder}: there are {shape[0]} images but {len(label_M)} labels; {_REPLACE}")
-    if not 0 < decoded.num_train < shape[0]:
-        raise ScenarioError(f"{source.folder}: the train part or the test part of {spec.name} is empty; {_REPLACE}")
-    if label_M.min() < 0 or label_M.max() >= spec.num_classes or len(decoded.class_names) != spec.num_classes:
-        raise ScenarioError(
-            f"{source.folder}: there are {len(decoded.class_names)} classes, and labels from {label_M.min()} to "
-            f"{label_M.max()}, but {spec.name} has classes 0 to {spec.num_classes - 1}; {_REPLACE}"
+            f"{source.folder} has {decoded.num_train} training images among {shape[0]} of {sizes}, {len(label_M)} "
+            f"labels and {len(decoded.class_names)} classes, but {spec.name} has images of {height}x{width}x{channels} "
+            f"in {spec.num_classes} classes, for training and for testing; replace the files by the published ones"
         )
     return decoded
 
@@ -136,10 +128,6 @@ def _find_parquet(spec: DatasetSpec, folder: Path) -> Source | None:
             continue
         tests = (tuple(sorted(sub.glob(f"{prefix}*-*.parquet"))) for prefix in spec.test_prefixes)
         test = next((shards for shards in tests if shards), ())
-        if not test:
-            raise ScenarioError(
-                f"{sub} contains train-*.parquet files but no {spec.test_prefixes[0]}-*.parquet files; add these"
-            )
         for files in (train, test):
             refuse_missing_shards(files)
         return Source("parquet", sub, train, test)

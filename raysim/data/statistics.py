@@ -30,7 +30,7 @@ def with_statistics(decoded: Decoded) -> Decoded:
     if decoded.num_train == len(decoded.label_M):
         return decoded  # without a test part, the partition decides which samples are for training
     mean_F, std_F = _mean_and_deviation(decoded.raw_M, np.arange(decoded.num_train))
-    return decoded._replace(mean_F=mean_F, std_F=std_F)
+    return replace(decoded, mean_F=mean_F, std_F=std_F)
 
 
 def normalised_by(spec: DatasetSpec, raw_M: NDArray[Any], sample_S: NDArray[np.int64]) -> DatasetSpec:

@@ -73,7 +73,7 @@ class RunData:
         raw_M = self.dataset.raw_M
         if not len(raw_M):
             return _read(self.scenario).raw_M
-        self.dataset = replace(self.dataset, decoded=self.dataset.decoded._replace(raw_M=raw_M[:0].copy()))
+        self.dataset = replace(self.dataset, raw_M=raw_M[:0].copy())
         return raw_M
 
 
@@ -239,8 +239,8 @@ def _partition(scenario: Scenario, data: Dataset, public: PublicSamples | None) 
         scenario.split,
         scenario.seed_of("data"),
         data.name,
-        data.decoded.owner_M,
-        data.decoded.owners,
+        data.owner_M,
+        data.owners,
     )
     train, val, test = (Shards(left_L[part.index], part.offset) for part in partition.parts.values())
     return replace(partition, train=train, val=val, test=test)

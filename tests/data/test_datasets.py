@@ -34,7 +34,7 @@ def test_real_fashion_mnist_cold_and_cached(data_root, monkeypatch, tmp_path):
     assert np.bincount(cold.label_M[:60_000]).tolist() == [6000] * 10
     assert np.bincount(cold.label_M[60_000:]).tolist() == [1000] * 10
     assert not preload.raw_M.flags.writeable and not cold.raw_M.flags.writeable
-    assert "Parquet files in" in preload.source
+    assert "parquet files in" in preload.source
 
 
 def test_several_files_in_order_and_all_needed(alone):
@@ -77,7 +77,7 @@ def test_idx_files(alone, name, end):
     image, label = layouts.idx(alone / "root" / name, name="{part}-{what}" + end)
     data = load_dataset(name, str(alone / "root"))
     assert np.array_equal(data.raw_M, image) and np.array_equal(data.label_M, label)
-    assert data.raw_M.shape == (11, 28, 28, 1) and data.num_train == 7 and "IDX files in" in data.source
+    assert data.raw_M.shape == (11, 28, 28, 1) and data.num_train == 7 and "idx files in" in data.source
     assert load_dataset(name, str(alone / "root"), "idx").digest == data.digest
 
 

@@ -237,7 +237,7 @@ def test_femnist_of_the_hub(workplace: Path) -> None:
     pq.write_table(pa.table(columns), "femnist/data/train-00000-of-00001.parquet")
     data = load_dataset("femnist", str(workplace))
     assert np.array_equal(data.raw_M, image) and data.label_M.tolist() == columns["character"]
-    assert data.decoded.owners == ("f0", "f1") and data.decoded.owner_M.tolist() == [1, 0, 1, 0, 1, 0]
+    assert data.owners == ("f0", "f1") and data.owner_M.tolist() == [1, 0, 1, 0, 1, 0]
     assert data.num_classes == 62 and data.spec.test_size == 0
 
 
@@ -249,7 +249,7 @@ def test_shakespeare_of_the_hub(workplace: Path) -> None:
     with (workplace / "shakespeare" / "shakespeare.csv").open("w") as file:
         csv.writer(file).writerows(rows)
     data = load_dataset("shakespeare", str(workplace))
-    assert data.raw_M.shape == (3, 80) and data.decoded.owners == ("MACBETH", "SEYTON")
+    assert data.raw_M.shape == (3, 80) and data.owners == ("MACBETH", "SEYTON")
     assert [data.class_names[y] for y in data.label_M] == ["w", '"', "n"]
     assert data.raw_M[1, -1] == len(CHARACTERS) and CHARACTERS[data.raw_M[2, 78]] == "\n"  # an unknown character
 
