@@ -33,10 +33,8 @@ class Images:
 
     def add(self, encoded: bytes | None, where: str) -> None:
         """Decode the next image. where: the image's name in an error."""
-        if not encoded:
-            raise ScenarioError(f"{where} is missing")
         with naming(where):
-            image: Image.Image = Image.open(io.BytesIO(encoded))
+            image: Image.Image = Image.open(io.BytesIO(encoded or b""))
             if image.mode[0] in "IF":  # Pillow would clip the values of these modes
                 raise ScenarioError(f"{where} has image mode {image.mode}; save it with 8 bits per channel")
             image = image.convert("L" if image.mode in ("1", "L") else "RGB")

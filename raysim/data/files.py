@@ -21,12 +21,6 @@ not match a longer word, such as values."""
 
 def find_files(kind: str, settings: Files) -> Source:
     """Return the files of a user's own data set, divided into train part and test part. Raises ScenarioError."""
-    if not 1 <= len(settings.path) <= 2:
-        raise ScenarioError(
-            f"{len(settings.path)} paths given; give one file or folder, or two: first the training data, then the "
-            "test data",
-            key="data.path",
-        )
     places = [place_of(path) for path in settings.path]
     parts = [_listed(kind, path) for path in settings.path]
     if len(places) == 2:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raysim.common.errors import ScenarioError
-from raysim.common.text import few, quoted
+from raysim.common.text import few
 from raysim.data.conversions import Images, to_classes, to_features, to_owners, to_tokens, to_whole
 from raysim.data.files import METADATA, part_of, place_of
 from raysim.data.sources import Decoded, Source, naming
 from raysim.data.specs import Files
-from raysim.plugins.calling import failing, whole_number
+from raysim.plugins.calling import failing
 
 FOLDER = "folder"
 """Value of `by` for images whose ids are names of folders."""
@@ -44,12 +45,6 @@ def _ids(source: Source, settings: Files) -> NDArray[Any]:
     if by == FOLDER:
         return np.array([_client_folder(path, source, settings) for path in paths])
     assert by is not None
-    if not source.extra:
-        raise ScenarioError(
-            f"{by} given, but {source.folder} contains no {METADATA}; add a {METADATA} with the columns file_name and "
-            f"{by}, or set data.partition.by to folder and put the images into <client>/<class>/",
-            key="data.partition.by",
-        )
     import pandas as pd  # imported here, because few data sets need it
 
     id_of: dict[Path, str] = {}
@@ -61,8 +56,9 @@ def _ids(source: Source, settings: Files) -> NDArray[Any]:
                 raise ScenarioError(f"{table}: image {name} has no or two values of {by}; give each image one value")
     if unknown := [path for path in paths if path not in id_of]:
         raise ScenarioError(
-            f"no {METADATA} has a row for the image {unknown[0]}; add a row with its file_name and {by} to "
-            f"a {METADATA} in the image's folder or in a folder above it"
+            f"no {METADATA} has a row for the image {unknown[0]}; add a row with its file_name and {by} to one in the "
+            "image's folder or above it, or set data.partition.by to folder and put the images into <client>/<class>/",
+            key="data.partition.by",
         )
     return np.array([id_of[path] for path in paths])
 
@@ -81,12 +77,9 @@ def _client_folder(path: Path, source: Source, settings: Files) -> str:
         # If no folder is called train, test-1 in test-1/<class> is a client, not a part.
         folders = _below(path, settings, False)
     if len(folders) != 3:
-        roots = [place_of(root) for root in settings.path]
-        root = next(root for root in roots if path.is_relative_to(root))
-        below = "" if len(roots) == 2 else f", {root}/train or {root}/test"
         raise ScenarioError(
             f"'folder' given, but {path} is not in a folder <client>/<class>; put each image into "
-            f"<client>/<class>/ below {root}{below}",
+            "<client>/<class>/ below data.path, or below its folders train and test",
             key="data.partition.by",
         )
     return folders[0]
@@ -114,24 +107,20 @@ def read_function(load: Callable[[], Any], settings: Files, where: Path) -> Deco
 
     Raises ScenarioError.
     """
-    with failing(f"function {where} fails"):
-        returned = load()
     names = [name for name in ("x", "y", settings.by) if name]
-    if not isinstance(returned, Mapping) or not returned.keys() >= set(names):
-        raise ScenarioError(f"function {where} must return a mapping with the arrays {' and '.join(names)}")
-    arrays = {}
-    for name in names:
-        with failing(f"function {where} returned a value for {name} that is not an array"):
-            arrays[name] = np.asarray(returned[name])
-        if arrays[name].dtype == object and all(isinstance(value, str) for value in arrays[name].flat):
-            arrays[name] = arrays[name].astype(str)  # a text column of pandas has objects
+    with failing(f"function {where} fails, or returns no mapping with the arrays {' and '.join(names)}"):
+        returned = load()
+        arrays = {name: np.asarray(returned[name]) for name in names}
+        num_train = operator.index(returned.get("num_train", len(arrays["y"])))
+    for name, array in arrays.items():
+        if array.dtype == object and all(isinstance(value, str) for value in array.flat):
+            arrays[name] = array.astype(str)  # a text column of pandas has objects
     arrays["y"] = _labels(arrays["y"], where)
     _check_arrays(arrays, where, settings)
-    num_train = whole_number(returned.get("num_train", len(arrays["y"])))
-    if num_train is None or not 1 <= num_train <= len(arrays["y"]):
+    if not 1 <= num_train <= len(arrays["y"]):
         raise ScenarioError(
-            f"function {where} returned num_train {quoted(returned['num_train'])}; return the number of training "
-            f"samples, 1 to {len(arrays['y'])}"
+            f"function {where} returned num_train {num_train}; return the number of training samples, 1 to "
+            f"{len(arrays['y'])}"
         )
     return _decoded({name: [array] for name, array in arrays.items()}, num_train, settings, where, where)
 

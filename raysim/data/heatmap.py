@@ -5,7 +5,6 @@ Shapes: N clients, C classes, M samples of the data set.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -59,9 +58,7 @@ def draw_heatmap(
     bars.set_title(f"{clients} clients, {classes} classes: {spread}", fontsize=10, loc="left")
     if title:
         figure.suptitle(shortened(title, 200), x=0.01, ha="left", fontsize=11, fontweight="bold")
-    with warnings.catch_warnings():  # Matplotlib warns about characters that its fonts lack
-        warnings.filterwarnings("ignore", message="Glyph .* missing from")
-        figure.savefig(path, format="png")
+    figure.savefig(path, format="png")
 
 
 def _range(values: Ints) -> str:

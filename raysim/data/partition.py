@@ -63,10 +63,6 @@ class Dirichlet:
     """Maximum number of draws. If none gives every client `min_samples`, the smallest clients of the best draw receive
     samples from the largest clients, and `launch` says how many."""
 
-    def shares(self, class_count_C: Ints, num_clients: int, rng: np.random.Generator) -> Floats:
-        """See `ByShares`."""
-        return self.drawn(class_count_C, num_clients, rng)[0]
-
     def drawn(self, class_count_C: Ints, num_clients: int, rng: np.random.Generator) -> tuple[Floats, str]:
         """Return the shares, and a sentence if they differ from those of a Dirichlet draw."""
         return counts.dirichlet_shares(class_count_C, num_clients, self.alpha, self.min_samples, self.max_retries, rng)
@@ -78,10 +74,6 @@ class Hks:
 
     alpha: Positive = 1.0
     """Concentration of the Dirichlet draw; smaller is more skewed."""
-
-    def shares(self, class_count_C: Ints, num_clients: int, rng: np.random.Generator) -> Floats:
-        """See `ByShares`."""
-        return self.drawn(class_count_C, num_clients, rng)[0]
 
     def drawn(self, class_count_C: Ints, num_clients: int, rng: np.random.Generator) -> tuple[Floats, str]:
         """Return the shares, and a sentence if they differ from those of a Dirichlet draw."""
@@ -357,35 +349,24 @@ def _own_shares(setting: Any, class_count_C: Ints, num_clients: int, rng: np.ran
             key="data.partition.name",
         )
     shape = (num_clients, len(class_count_C))
-    if share_NC.shape != shape or not np.isfinite(share_NC).all() or (share_NC < 0).any():
+    fits = share_NC.shape == shape and np.isfinite(share_NC).all() and (share_NC >= 0).all()
+    if not fits or ((total_C := share_NC.sum(0)) == 0)[class_count_C > 0].any():
         raise ScenarioError(
             f"{name}.shares returned an array of shape {share_NC.shape} with values from {share_NC.min(initial=0):g} "
             f"to {share_NC.max(initial=0):g}; return an array of shape {shape}, (clients, classes), with finite shares "
-            "of at least 0",
-            key="data.partition.name",
-        )
-    total_C = share_NC.sum(0)
-    if (unheld_U := np.flatnonzero((total_C == 0) & (class_count_C > 0))).size:
-        raise ScenarioError(
-            f"{name}.shares assigned class {unheld_U[0]} to no client; give each class to at least one client",
+            "of at least 0 that give each class to at least one client",
             key="data.partition.name",
         )
     return share_NC / np.where(total_C == 0, 1, total_C)
 
 
 def _check_holders(class_count_C: Ints, holders_C: Ints, num_clients: int, name: str) -> None:
-    if (empty_E := np.flatnonzero((class_count_C == 0) & (holders_C > 0))).size:
-        raise ScenarioError(
-            f"pathological given, but class {empty_E[0]} of {name} has no samples for training; number the classes "
-            "from 0 without gaps, or choose another partition, such as dirichlet",
-            key="data.partition.name",
-        )
     if (holders_C > class_count_C).any():
         worst = int((holders_C - class_count_C).argmax())
         raise ScenarioError(
             f"{num_clients} given, but class {worst} of {name} has too few samples ({class_count_C[worst]}) for the "
             f"clients that would hold this class ({holders_C[worst]}); reduce clients.count or "
-            "data.partition.classes_per_client",
+            "data.partition.classes_per_client, number the classes from 0 without gaps, or choose another partition",
             key="clients.count",
         )
 

@@ -173,7 +173,6 @@ _ALL = (
         std=(0.2770, 0.2691, 0.2821),
         augment=Augment(crop_padding=8),
         folders=("tiny_imagenet", "tiny-imagenet", "tiny-imagenet-200"),
-        image_columns=("image", "img"),
         # The published test part has no labels, so `valid-` and `validation-` files are the test part.
         test_prefixes=("valid", "val"),
         image_folder=True,

@@ -205,9 +205,6 @@ def _columns(path: Path, schema: Any, settings: Files) -> _Columns:
             "lists, or columns of numbers",
             key="data.features",
         )
-    if not names:
-        columns = "column of labels" if settings.by is None else "columns of labels and ids"
-        raise ScenarioError(f"{path} has only the {columns}; add columns of features", key="data.features")
     for name in names:
         kind = type_of[name]
         if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):

@@ -12,12 +12,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from raysim.core.data import Augmentation, Transform
+from raysim.core.data import AsGiven, Augmentation, Transform
 from raysim.data.specs import Augment, DatasetSpec
 
 _ERASE_AREA = (0.04, 0.20)
@@ -37,23 +36,18 @@ def transform_of(dataset: DatasetSpec, augment: bool) -> Transform:
 
 
 @dataclass(frozen=True)
-class FeatureTransform:
+class FeatureTransform(AsGiven):
     """Standardise features, (x - mean) / std, with one mean and std per feature, or one for all features."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    draws: ClassVar[bool] = False
 
-    def plain(self, raw_B: Tensor) -> Tensor:
+    def plain(self, raw_B: Tensor, /) -> Tensor:
         """Return standardised float32 features [B, ...]."""
         mean_F, std_F = self._constants.to(raw_B.device)
         if len(self.mean) > 1:
             mean_F, std_F = mean_F.view(raw_B.shape[1:]), std_F.view(raw_B.shape[1:])
         return (raw_B - mean_F) / std_F
-
-    def augmentations(self, sizes: Sequence[int], like: Tensor, rng: torch.Generator) -> Sequence[Augmentation]:
-        """Return `plain` for each batch, because features are not augmented."""
-        return [self.plain] * len(sizes)
 
     @cached_property
     def _constants(self) -> Tensor:
@@ -62,18 +56,12 @@ class FeatureTransform:
 
 
 @dataclass(frozen=True)
-class TokenTransform:
+class TokenTransform(AsGiven):
     """Convert tokens to int64 for an embedding; they are stored in the smallest possible type."""
 
-    draws: ClassVar[bool] = False
-
-    def plain(self, raw_B: Tensor) -> Tensor:
+    def plain(self, raw_B: Tensor, /) -> Tensor:
         """Return int64 tokens [B, L]."""
         return raw_B.long()
-
-    def augmentations(self, sizes: Sequence[int], like: Tensor, rng: torch.Generator) -> Sequence[Augmentation]:
-        """Return `plain` for each batch, because tokens are not augmented."""
-        return [self.plain] * len(sizes)
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,6 @@ from raysim.plugins.registry import Reference, named
 if TYPE_CHECKING:
     from raysim.models.split import SplitNet
 
-__all__ = ["MODELS", "ModelSpec", "build_model", "common_feature_dim", "incompatibility"]
-
-
 TOGETHER = 32
 """Default number of clients that one call trains. More gain little, and leave fewer calls for the actors."""
 

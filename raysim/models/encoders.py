@@ -24,8 +24,6 @@ from raysim.common.errors import ScenarioError, UnavailableError
 from raysim.common.inputs import Kind
 from raysim.core.algorithm import pixels
 
-__all__ = ["ENCODERS", "Encoder", "build_encoder", "weights_file"]
-
 Encoder = Callable[[Tensor], Tensor]
 """Normalised images [B, C, H, W] -> [B, h]. Deterministic, and without trainable parameters."""
 
