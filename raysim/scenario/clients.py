@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping
 from functools import partial
@@ -12,8 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from raysim.common.errors import ScenarioError
-from raysim.common.suggestions import suggest
-from raysim.common.text import cause, quoted
+from raysim.common.text import cause
 from raysim.core.fields import Range
 from raysim.core.seeds import seed_for
 from raysim.data.specs import DatasetSpec
@@ -23,7 +21,6 @@ from raysim.engine.policies.sampling import Fastest, Participation, cohort_size,
 from raysim.engine.policies.system import Devices, Floats, LogNormal, Uniform
 from raysim.models import MODELS, TOGETHER, build_model, common_feature_dim, incompatibility
 from raysim.plugins.calling import failing
-from raysim.plugins.registry import named
 from raysim.scenario.origin import Key
 from raysim.scenario.parse import ParsedScenario
 from raysim.scenario.schema import Resources, Selected, Training
@@ -39,17 +36,13 @@ PROPERTIES: Mapping[str, tuple[Range, float]] = {
 """Key of the section -> (range of a client's value, default value)."""
 
 
-def with_participation(parsed: ParsedScenario) -> tuple[ParsedScenario, Participation]:
-    """Return the scenario with the digest of its trace, and its rules of participation. Raises `ScenarioError`."""
-    clients, origin = parsed.clients, parsed.origin
-    parsed, system = with_system(parsed)
-    if system is None and (key := parsed.first_set("clients.deadline_s", "clients.oversample")):
-        raise origin.error(key, "needs virtual time; add the section `system`")
+def participation_of(parsed: ParsedScenario) -> Participation:
+    """Return the rules of participation. Raises `ScenarioError`."""
+    clients, system = parsed.clients, devices_of(parsed)
     if isinstance(clients.selection, Fastest) and (system is None or np.isinf(system.flops_per_s).any()):
         name = parsed.resolved["clients"]["selection"]["name"]
-        raise origin.error(("clients", "selection", "name"), f"{name!r} needs system.flops_per_s; set it")
-    seed = parsed.seeds.cohorts
-    return parsed, Participation(clients.selection, seed, clients.oversample, clients.deadline_s, system)
+        raise parsed.origin.error(("clients", "selection", "name"), f"{name!r} needs system.flops_per_s; set it")
+    return Participation(clients.selection, parsed.seeds.cohorts, clients.oversample, clients.deadline_s, system)
 
 
 def count_participants(parsed: ParsedScenario) -> int:
@@ -65,18 +58,15 @@ def count_participants(parsed: ParsedScenario) -> int:
     return participants
 
 
-def with_system(parsed: ParsedScenario) -> tuple[ParsedScenario, Devices | None]:
-    """Return the scenario with the digest of its trace, and every client's device and connection.
+def devices_of(parsed: ParsedScenario) -> Devices | None:
+    """Return every client's device and connection; None if the scenario has no section `system`.
 
-    The devices are None if the scenario has no section `system`. Raises `ScenarioError`, one sentence.
+    Raises `ScenarioError`, one sentence.
     """
     given, origin, count = parsed.system, parsed.origin, parsed.clients.number
     if given is None:
-        return parsed, None
-    trace: Mapping[str, Floats] = {}
-    if given.trace is not None:
-        trace, digest = _trace(parsed, given.trace, given.trace_sha256)
-        parsed = parsed.with_choices(system={"trace_sha256": digest})
+        return None
+    trace = {} if given.trace is None else _trace(parsed, given.trace)
     properties: dict[str, Floats] = {}
     for name, (allowed, absent) in PROPERTIES.items():
         of_all, key = getattr(given, name), ("system", name)
@@ -97,21 +87,17 @@ def with_system(parsed: ParsedScenario) -> tuple[ParsedScenario, Devices | None]
             k, value = refused[0]
             raise origin.error(key, f"client {k} has the {name} {value:g}; allowed: a number {allowed}")
         properties[name] = each
-    return parsed, Devices(**properties)
+    return Devices(**properties)
 
 
-def _trace(parsed: ParsedScenario, name: str, digest: str | None) -> tuple[dict[str, Floats], str]:
-    """Read a trace file; return property -> each client's value, and the file's SHA-256.
-
-    digest: the SHA-256 that the scenario asks for.
-    """
+def _trace(parsed: ParsedScenario, name: str) -> Mapping[str, Floats]:
+    """Read a trace file; return property -> each client's value."""
     import pandas as pd  # imported here, because few scenarios need it
 
     from raysim.common.parquet import read_parquet
 
     key, count = ("system", "trace"), parsed.clients.number
     try:
-        sha = hashlib.sha256(Path(name).read_bytes()).hexdigest()
         frame = read_parquet(Path(name)).to_pandas() if name.endswith(".parquet") else pd.read_csv(name)
         frame = frame.set_index("client")
         if not frame.index.is_unique:
@@ -128,13 +114,7 @@ def _trace(parsed: ParsedScenario, name: str, digest: str | None) -> tuple[dict[
         raise parsed.origin.error(
             key, f"{name} has the columns {', '.join(columns)}; give one or more of the columns {', '.join(PROPERTIES)}"
         )
-    if digest not in (None, sha):
-        raise parsed.origin.error(
-            key,
-            f"{name} has the SHA-256 {sha[:12]}, but system.trace_sha256 is {digest}; restore the file, or remove "
-            "system.trace_sha256",
-        )
-    return columns, sha
+    return columns
 
 
 S = TypeVar("S", Training, Resources)
@@ -214,7 +194,6 @@ def own_training_of(parsed: ParsedScenario) -> dict[int, Training]:
     Raises `ScenarioError` when an override selects no client, or for impossible settings.
     """
     training = parsed.training
-    _refuse_nesterov(parsed, training, ("training",))
     steps = training.steps is not None or any(one.steps is not None for one in training.overrides)
     if steps and training.stragglers is not None:
         raise parsed.origin.error(
@@ -223,23 +202,21 @@ def own_training_of(parsed: ParsedScenario) -> dict[int, Training]:
             cause=("training", "steps"),
         )
     own: dict[int, Training] = {}
-    for key, clients, settings in overridden(parsed, "training", training)[:-1]:
+    for key, clients, settings in overridden(parsed, "training", training):
+        if settings.nesterov and (settings.optimizer != "sgd" or not settings.momentum):
+            raise parsed.origin.error(
+                (*key, "nesterov"), "true given, which needs the optimizer sgd and a momentum greater than 0"
+            )
+        if key == ("training",):  # of all other clients
+            continue
         if not clients:
             raise parsed.origin.error(
                 key,
                 "this override applies to no client: either it selects none, or earlier overrides already select all "
                 "its clients; move it before the earlier ones, or remove it",
             )
-        _refuse_nesterov(parsed, settings, key)
         own |= dict.fromkeys(clients, settings)
     return own
-
-
-def _refuse_nesterov(parsed: ParsedScenario, training: Training, key: Key) -> None:
-    if training.nesterov and (training.optimizer != "sgd" or not training.momentum):
-        raise parsed.origin.error(
-            (*key, "nesterov"), "true given, which needs the optimizer sgd and a momentum greater than 0"
-        )
 
 
 def together_of(
@@ -305,22 +282,14 @@ def feature_dim_of(parsed: ParsedScenario, dataset: DatasetSpec) -> int:
 
     Raises `ScenarioError`.
     """
-    clients, origin = parsed.clients, parsed.origin
+    clients = parsed.clients
     fitting = [name for name in MODELS if incompatibility(name, dataset.input_spec) is None]
-    for i, name in enumerate(clients.models):
-        key = ("clients", "models", str(i))
-        if name not in MODELS and named("models", name) is None:
-            raise origin.error(
-                key, f"unknown model {name!r}{suggest(name, MODELS)} (models that fit the data: {', '.join(fitting)})"
-            )
-        reason = incompatibility(name, dataset.input_spec)
-        if reason:
-            raise origin.error(
-                key,
-                f"{reason}, but {dataset.name} has {dataset.input_spec}; allowed: {', '.join(fitting)}",
-                cause=("data", "name"),
-            )
     try:
+        for name in dict.fromkeys(clients.models):
+            if reason := incompatibility(name, dataset.input_spec):
+                raise ScenarioError(
+                    f"{reason}, but {dataset.name} has {dataset.input_spec}; allowed: {', '.join(fitting)}"
+                )
         auto = clients.feature_dim == "auto"
         feature_dim = common_feature_dim(clients.models) if auto else int(clients.feature_dim)
         for name in dict.fromkeys(clients.models):
@@ -328,7 +297,7 @@ def feature_dim_of(parsed: ParsedScenario, dataset: DatasetSpec) -> int:
                 parsed.own_code.activate()
                 _try_model(name, dataset, feature_dim)
     except ScenarioError as error:
-        raise origin.error(("clients", "models"), error.reason) from None
+        raise parsed.origin.error(("clients", "models"), error.reason) from None
     return feature_dim
 
 
@@ -362,18 +331,15 @@ def _try_model(name: str, dataset: DatasetSpec, feature_dim: int) -> None:
     from raysim.models.split import example
 
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        net = _built(name, dataset, feature_dim)
-        x_B = example(dataset.input_spec, 2)
-        parts = (("representation", "features", feature_dim), ("logits", "header", dataset.num_classes))
-        for what, part, width in parts:
-            with failing(f"{name}: fails on two samples of {dataset.input_spec}"):
-                x_B = getattr(net.eval(), part)(x_B)
-            if not isinstance(x_B, torch.Tensor) or x_B.shape != (2, width):
-                given = f"one of shape {tuple(x_B.shape)}" if isinstance(x_B, torch.Tensor) else quoted(x_B)
-                raise ScenarioError(
-                    f"{name}: the {what} of two samples must be a tensor of shape {(2, width)}, but the model returned "
-                    f"{given}"
-                )
+        net = _built(name, dataset, feature_dim).eval()
+        with failing(f"{name}: fails on two samples of {dataset.input_spec}"):
+            feature_BD = net.features(example(dataset.input_spec, 2))
+            given = tuple(feature_BD.shape), tuple(net.header(feature_BD).shape)
+    if given != (wanted := ((2, feature_dim), (2, dataset.num_classes))):
+        raise ScenarioError(
+            f"{name}: representation and logits of two samples have the shapes {given[0]} and {given[1]}; they must "
+            f"have {wanted[0]} and {wanted[1]}"
+        )
     if not isinstance(net.header, torch.nn.Linear):
         raise ScenarioError(
             f"{name}: its header is a {type(net.header).__name__}; it must be a torch.nn.Linear, because methods "

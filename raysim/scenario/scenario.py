@@ -25,9 +25,9 @@ from raysim.scenario.clients import (
     feature_dim_of,
     malicious_of,
     own_training_of,
+    participation_of,
     requests_of,
     together_of,
-    with_participation,
 )
 from raysim.scenario.data import with_data
 from raysim.scenario.parse import ParsedScenario, parse_scenario
@@ -91,7 +91,6 @@ class Scenario(ParsedScenario):
         for rule in rules.BEFORE:
             rule(parsed)
         parsed, data = with_data(parsed)
-        parsed, participation = with_participation(parsed)
         feature_dim = feature_dim_of(parsed, data.dataset)
         own_training = own_training_of(parsed)
         together = together_of(parsed, data.dataset, feature_dim, own_training)
@@ -100,7 +99,7 @@ class Scenario(ParsedScenario):
             **data._asdict(),
             feature_dim=feature_dim,
             participants=count_participants(parsed),
-            participation=participation,
+            participation=participation_of(parsed),
             malicious=malicious_of(parsed),
             held_out=draw_share(parsed.seed_of("cohorts"), "held_out", parsed.clients.held_out, parsed.clients.number),
             own_training=own_training,

@@ -93,7 +93,7 @@ class Data(Section):
 
     name: str
     """Name of the data set; see `raysim list datasets`."""
-    path: str | list[str] | None = None
+    path: str | Annotated[list[str], Field(min_length=1, max_length=2), "a list of 1 or 2, each text"] | None = None
     """Your own files, for the data sets parquet, csv, images and numpy: a file or a folder; or a list of two, first the
     train part and then the test part. In a single folder, files or sub-folders whose names begin with train are the
     train part. Those whose names begin with test are the test part; if there are none, those whose names begin with
@@ -208,9 +208,8 @@ class System(Section):
     """The probability that a selected client does not finish the round; it then keeps the state that it had before.
     `null`: 0."""
     trace: str | None = None
-    """A CSV or Parquet file with the column `client`, columns for any of the keys above, and one row per client."""
-    trace_sha256: str | None = None
-    """SHA-256 that the trace file must have. A run records it, so that it can be resumed only with the same file."""
+    """A CSV or Parquet file with the column `client`, columns for any of the keys above, and one row per client. A run
+    records its SHA-256, so that it can be resumed only with the same content."""
 
 
 class Adversary(Section):
