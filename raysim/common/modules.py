@@ -15,16 +15,15 @@ class Import(NamedTuple):
 
     module: str  # begins with dots if the import is relative
     names: list[str]  # the names in `from module import names`
-    line: int
 
 
 def imports_of(tree: ast.AST) -> Iterator[Import]:
     """Yield every import in a file, including those inside functions."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (Import(alias.name, [], node.lineno) for alias in node.names)
+            yield from (Import(alias.name, []) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            yield Import("." * node.level + (node.module or ""), [alias.name for alias in node.names], node.lineno)
+            yield Import("." * node.level + (node.module or ""), [alias.name for alias in node.names])
 
 
 def plain_module(name: str) -> str:

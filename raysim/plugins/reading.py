@@ -14,7 +14,7 @@ from importlib.util import find_spec, resolve_name
 from pathlib import Path
 
 from raysim.common.errors import ScenarioError
-from raysim.common.modules import Import, imports_of
+from raysim.common.modules import PACKAGE, Import, imports_of, plain_module
 from raysim.plugins.calling import where
 from raysim.plugins.own_code import CODE, JOB_CODE, OwnCode, SourceFile
 
@@ -29,11 +29,6 @@ def read_own_code(decides: Mapping[Path, bool]) -> OwnCode:
 
 
 def _read(path: Path, decides: bool) -> OwnCode:
-    if not path.stem.isidentifier():
-        raise ScenarioError(
-            f"{path}: {path.stem!r} is not a valid module name; use letters, digits and _, and do not begin with "
-            "a digit"
-        )
     if _is_installed(path.stem, path):
         raise ScenarioError(f"{path}: an installed module also has the name {path.stem!r}; rename the file")
     return OwnCode(dict(_with_imports(path, decides)))
@@ -63,20 +58,16 @@ def _with_imports(entry: Path, decides: bool) -> Iterator[tuple[str, SourceFile]
         seen.add(relative)
         try:
             text = path.read_bytes()
-            imports = _imports(text, str(path))
+            package = ".".join([PACKAGE, *relative.parent.parts])
+            imports = [_names(one, package) for one in _imports(text, str(path))]
         except OSError as error:
             raise ScenarioError(f"{path}: cannot be read ({error.strerror})") from None
-        except SyntaxError as error:
+        except (SyntaxError, ImportError) as error:  # ImportError: a relative import of a module above all folders
             raise ScenarioError(f"{path}: cannot be imported: {where(error)}") from error
         yield relative.as_posix(), SourceFile(str(path), text, decides)
-        package = ".".join(relative.parent.parts)
-        for one in imports:
-            if one.module.startswith(".") and not package:
-                raise ScenarioError(
-                    f"{path}: line {one.line}: the import is relative; use `import name` for a file in the same folder"
-                )
+        for names in imports:
             # As with `sys.path`, the first folder with one of the modules counts.
-            found = ([(root, file) for name in _names(one, package) for file in _files(root, name)] for root in roots)
+            found = ([(root, file) for name in names for file in _files(root, plain_module(name))] for root in roots)
             rest += next(filter(None, found), [])
 
 

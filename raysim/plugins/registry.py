@@ -81,8 +81,8 @@ def import_module(module: str, place: str) -> ModuleType:
 
 def installed(kind: str) -> dict[str, Reference]:
     """Return name -> entry point, for the entry points `raysim.<kind>` of installed packages."""
-    references = {entry.name: Reference.of(entry.value) for entry in entry_points(group=f"raysim.{kind}")}
-    return {name: reference for name, reference in references.items() if reference is not None}
+    entries = entry_points(group=f"raysim.{kind}")
+    return {entry.name: Reference(entry.module, entry.attr) for entry in entries}
 
 
 def named(kind: str, name: str) -> Reference | None:

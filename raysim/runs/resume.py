@@ -10,6 +10,7 @@ from typing import Any
 
 from raysim.common.errors import ScenarioError
 from raysim.common.results import LOCK, Summary
+from raysim.common.text import cut
 from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.learning_rate import factor_of
 from raysim.engine.stop import Stop
@@ -24,7 +25,7 @@ from raysim.scenario.parse import ParsedScenario
 from raysim.scenario.scenario import Scenario
 from raysim.scenario.schema import FREE, decides
 from raysim.scenario.trackers import trackers_of
-from raysim.scenario.yaml_text import short, shown
+from raysim.scenario.yaml_text import shown
 
 MOVABLE = ("data.path", "data.partition.path", "system.trace", "inputs")
 """Keys with paths that may change, because the digests of the files are compared."""
@@ -169,4 +170,4 @@ def _free(key: str, before: ParsedScenario, now: Scenario) -> bool:
 
 def _shown(value: Any) -> str:
     """Return a value of `flat` for a sentence; lists are already text."""
-    return short(value) if isinstance(value, str) else shown(value)
+    return cut(value) if isinstance(value, str) else shown(value)

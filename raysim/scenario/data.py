@@ -129,7 +129,7 @@ def number_of_clients(parsed: ParsedScenario, data: Dataset | None, dataset: Dat
     """
     count, partition = parsed.clients.count, parsed.data.partition
     name = parsed.resolved["data"]["partition"]["name"]
-    owner_M = data.decoded.owner_M if data else np.zeros(0, np.int64)
+    owner_M = data.owner_M if data else np.zeros(0, np.int64)
     if isinstance(partition, Natural) and not len(owner_M):
         raise ScenarioError(
             f"partition 'natural' needs client ids, but {dataset.name} has none; for your own files, set "
@@ -164,24 +164,21 @@ def public_samples(parsed: ParsedScenario, dataset: DatasetSpec) -> tuple[int, i
         return 0, 0
     if (public.share is None) == (public.name is None):
         raise ScenarioError("give either `share` (of this data set) or `name` (of another data set)", key="data.public")
-    if public.name == parsed.data.name:
-        raise ScenarioError(
-            f"{public.name} is already the data set of the clients; choose another data set, or set `share` instead",
-            key="data.public.name",
-        )
     if public.name is not None:
-        other = DATASETS.get(public.name)
-        if other is None or not other.train_size:
-            names = [name for name, one in DATASETS.items() if one.train_size]
-            hint = suggest(public.name, names)
-            raise ScenarioError(f"{public.name!r} given{hint}; allowed: {', '.join(names)}", key="data.public.name")
-        if other.input_spec != dataset.input_spec and dataset.train_size:
+        others = {
+            name: one.train_size
+            for name, one in DATASETS.items()
+            # The clients' own samples must not be public. The shape of a user's own samples is not known here.
+            if name != parsed.data.name and (one.input_spec == dataset.input_spec or not dataset.train_size)
+        }
+        size = others.get(public.name, 0)
+        if not size:
             raise ScenarioError(
-                f"{public.name} has {other.input_spec}, but the clients' data set {dataset.name} has "
-                f"{dataset.input_spec}; choose a data set with samples of the same shape",
+                f"{public.name!r} given{suggest(public.name, others)}; allowed: another published data set, with "
+                "samples of the same shape; see `raysim list datasets`",
                 key="data.public.name",
             )
-        return min(other.train_size, public.samples or other.train_size), 0
+        return min(size, public.samples or size), 0
     if isinstance(parsed.data.partition, Natural | Listed):
         name = parsed.resolved["data"]["partition"]["name"]
         raise ScenarioError(

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from raysim.common.errors import ScenarioError
 from raysim.common.text import cut
-from raysim.scenario.yaml_text import node_at
 
 Key = tuple[str, ...]
 
@@ -28,15 +27,11 @@ class Origin:
     """Where each key was set, so that an error names the file or the override."""
 
     file: str
-    text: str  # content of the file
     sets: Mapping[Key, str]
     places: Mapping[str, str] = field(default_factory=dict)  # dotted key -> place of its override, if not from --set
 
     def of(self, key: Key) -> str:
-        """Return the place that sets a key: an override, or the file.
-
-        For a section that the file lacks, it is the override that gave a key in the section.
-        """
+        """Return the place that sets a key, or a key inside it: an override, or else the file."""
         path = self._override(key)
         return self.file if path is None else override_source(self.sets[path], self.places)
 
@@ -50,10 +45,8 @@ class Origin:
         return self._set(key) is not None and not self.of_shell(key)
 
     def _override(self, key: Key) -> Key | None:
-        path = self._set(key)
-        if path is None and node_at(self.text, key) is None:
-            path = next((path for path in self.sets if path[: len(key)] == key), None)
-        return path
+        """Return the override that sets a key, or else a key inside it."""
+        return self._set(key) or next((path for path in self.sets if path[: len(key)] == key), None)
 
     def _set(self, key: Key) -> Key | None:
         return next((path for path in reversed(list(self.sets)) if key[: len(path)] == path), None)

@@ -33,7 +33,6 @@ from raysim.scenario.yaml_text import (
     load_value,
     parse,
     read_text,
-    short,
     written_value,
 )
 
@@ -138,14 +137,6 @@ class ParsedScenario(Settings):
         return self.output_folder / (self.name if name is None else name)
 
 
-def overrides_of(sets: Iterable[str]) -> list[str]:
-    """Return the overrides as a list. Raises `ScenarioError` unless they are several texts."""
-    items = [] if isinstance(sets, str | Mapping) else list(sets)
-    if isinstance(sets, str | Mapping) or not all(isinstance(item, str) for item in items):
-        raise ScenarioError(f"sets: {short(repr(sets))} given; give a list of overrides, for example ['rounds=3']")
-    return items
-
-
 def parse_scenario(
     source: str | Path | Mapping[str, Any],
     sets: Sequence[str] = (),
@@ -164,7 +155,6 @@ def parse_scenario(
     before. trust: called with these files before any of them runs; raises when they must not run.
     Raises `ScenarioError`, one sentence naming the file or override, the key, what was given and what is allowed.
     """
-    sets = overrides_of(sets)
     if isinstance(source, Mapping):
         file, text, beside = "scenario", written_value(dict(source), "scenario"), sweep or Path()
     else:
@@ -179,7 +169,7 @@ def parse_scenario(
     places = places or {}
     overrides = [_parse_set(item.strip(), places) for item in sets]
     overrides.sort(key=lambda override: _rank(override.path))
-    origin = Origin(file, text, {override.path: override.text for override in overrides}, places)
+    origin = Origin(file, {override.path: override.text for override in overrides}, places)
     for override in overrides:
         _apply(raw, override.path, override.value, origin)
     finder = Paths(origin, beside, beside if sweep is None else sweep)

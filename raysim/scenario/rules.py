@@ -5,7 +5,7 @@ The rules in `BEFORE` check the keys before the data are looked up; those in `AF
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -73,18 +73,34 @@ def refuse_global_test(scenario: Scenario) -> None:
         )
 
 
-def refuse_unusable_intervals(scenario: Scenario) -> None:
-    """Refuse an interval for tests that are switched off, or one that is no multiple of `evaluation.every`."""
-    evaluation, origin = scenario.evaluation, scenario.origin
-    for key, interval, tested, setting in (
-        ("global_every", evaluation.global_every, evaluation.global_test, "global_test: true"),
-        ("all_every", evaluation.all_every, evaluation.clients == "all", "clients: all"),
-    ):
-        if interval is not None and (not tested or interval % evaluation.every):
-            raise origin.error(
+NEEDS: Mapping[str, tuple[str, str]] = {
+    "clients.deadline_s": ("system", "the section `system`"),
+    "clients.oversample": ("system", "the section `system`"),
+    "clients.held_out": ("evaluation.clients", "evaluation.clients: all, because these clients are only tested"),
+    "asynchronous": ("system", "the section `system` with at least flops_per_s"),
+    "evaluation.fine_tune": ("clients.held_out", "clients.held_out, because other clients are not fine-tuned"),
+    "evaluation.global_every": ("evaluation.global_test", "evaluation.global_test: true"),
+    "evaluation.all_every": ("evaluation.clients", "evaluation.clients: all"),
+}
+"""Key -> another key without which it has no effect, and the words for that key."""
+
+
+def refuse_missing_keys(parsed: ParsedScenario) -> None:
+    """Refuse a key that has no effect without another key."""
+    for key, (needed, words) in NEEDS.items():
+        if (given := parsed.first_set(key)) and not parsed.first_set(needed):
+            raise parsed.origin.error(given, f"this key needs {words}; set it, too")
+
+
+def refuse_unusable_intervals(parsed: ParsedScenario) -> None:
+    """Refuse an interval that is no multiple of `evaluation.every`."""
+    evaluation = parsed.evaluation
+    for key in ("global_every", "all_every"):
+        interval = getattr(evaluation, key)
+        if interval is not None and interval % evaluation.every:
+            raise parsed.origin.error(
                 ("evaluation", key),
-                f"{interval} given, which needs evaluation.{setting} and must be a multiple of evaluation.every "
-                f"({evaluation.every})",
+                f"{interval} given, which must be a multiple of evaluation.every ({evaluation.every})",
             )
 
 
@@ -152,22 +168,13 @@ def refuse_unsuited_algorithm(scenario: Scenario) -> None:
 
 
 def refuse_unsuited_held_out(scenario: Scenario) -> None:
-    """Refuse held-out clients if they would not be tested, or if the method requires every client to register."""
-    clients, evaluation, origin = scenario.clients, scenario.evaluation, scenario.origin
-    if evaluation.fine_tune and not clients.held_out:
-        raise origin.error(
-            ("evaluation", "fine_tune"), "only clients that never take part are fine-tuned; set clients.held_out, too"
-        )
-    if not clients.held_out:
+    """Refuse held-out clients if the method requires every client to register."""
+    if not scenario.clients.held_out:
         return
     from raysim.core.algorithm import overrides
 
-    if evaluation.clients != "all":
-        raise origin.error(
-            ("clients", "held_out"), "these clients are only tested if evaluation.clients is all; set that, too"
-        )
     if overrides(type(scenario.algorithm), "client_register"):
-        raise origin.error(
+        raise scenario.origin.error(
             ("clients", "held_out"),
             f"every client of {scenario.method} registers with the server before round 1, so none is new to it; remove "
             "the key, or choose another method",
@@ -273,11 +280,6 @@ def refuse_unsuited_asynchrony(scenario: Scenario) -> None:
             "another method",
             cause=("algorithm", "name"),
         )
-    if scenario.system is None:
-        raise origin.error(
-            ("asynchronous",),
-            "uploads arrive in virtual time, which needs the section `system`; give at least flops_per_s",
-        )
     if key := scenario.first_set("clients.deadline_s", "clients.oversample", "failure.max_failed_fraction", "privacy"):
         raise origin.error(key, "this key is not possible with asynchronous rounds; remove it", cause=("asynchronous",))
     if buffered.buffer > scenario.participants:
@@ -314,13 +316,14 @@ BEFORE: Sequence[Callable[[ParsedScenario], None]] = (
     refuse_secrets,
     refuse_remote_output,
     refuse_failing_schedule,
+    refuse_missing_keys,
+    refuse_unusable_intervals,
 )
 
 AFTER: Sequence[Callable[[Scenario], object]] = (
     input_digests,
     refuse_augmentation,
     refuse_global_test,
-    refuse_unusable_intervals,
     refuse_unusable_stop,
     refuse_unusable_keep,
     refuse_unsuited_algorithm,

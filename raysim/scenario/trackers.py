@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, is_dataclass
 from functools import partial
 from importlib.util import find_spec
-from inspect import signature
 from typing import Any
 
 from raysim.common.errors import ScenarioError
@@ -59,10 +58,10 @@ def trackers_of(parsed: ParsedScenario, given: Sequence[Tracker] = ()) -> list[T
 
 def _complete(tracker: Any, name: str, key: str, origin: str = "") -> Tracker:
     """Return a tracker. Raises `ScenarioError` if it is a class instead of an object, or lacks a method."""
-    if isinstance(tracker, type):
-        raise ScenarioError(f"{name} is a class; give an object of it", key=key, origin=origin)
-    if missing := [hook for hook in ("open", "log", "close") if not callable(getattr(tracker, hook, None))]:
-        raise ScenarioError(f"{name} lacks the method {missing[0]!r} of a tracker; add it", key=key, origin=origin)
+    hooks = "open", "log", "close"
+    if isinstance(tracker, type) or not all(callable(getattr(tracker, hook, None)) for hook in hooks):
+        text = f"{name} is not an object with the methods {', '.join(hooks)}; give a tracker"
+        raise ScenarioError(text, key=key, origin=origin)
     complete: Tracker = tracker
     return complete
 
@@ -80,11 +79,6 @@ def _maker(parsed: ParsedScenario, key: Key, entry: Mapping[str, Any]) -> Callab
     cls = class_of(name, "trackers", TRACKERS, key, parsed.own_code, origin)
     if isinstance(cls, type) and is_dataclass(cls):
         fields = checked_fields(cls, name, fields, key, origin).model_dump()
-    else:
-        try:
-            signature(cls).bind(**fields)
-        except TypeError as error:  # an option is unknown or missing
-            raise origin.error(key, f"{name}: {error}") from None
     return partial(made, cls, fields, key, origin)
 
 

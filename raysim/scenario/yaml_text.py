@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import yaml
 
 from raysim.common.errors import ScenarioError
 from raysim.common.files import reason
+from raysim.common.text import cut
 from raysim.scenario.bundled import hint
 
 UNREADABLE = (yaml.YAMLError, ValueError)
@@ -88,8 +88,6 @@ def parse(text: str, file: str) -> dict[str, Any]:
         where = f", line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or str(error).split("\n")[0] or type(error).__name__
         raise ScenarioError(f"{file}{where}: not valid YAML: {problem}") from None
-    if raw is None:
-        raise ScenarioError(f"{file}: the file is empty; a scenario is a mapping of keys and values")
     if not isinstance(raw, dict):
         raise ScenarioError(f"{file}: a scenario must be a mapping of keys and values, but the file has {shown(raw)}")
     return raw
@@ -100,25 +98,12 @@ def load_value(text: str) -> Any:
     return yaml.load(text, Loader)
 
 
-def node_at(text: str, key: Sequence[str]) -> yaml.Node | None:
-    """Return the YAML node at a key in a text that `load_value` can read; None if the key is missing."""
-    node = yaml.compose(text, Loader)
-    for part in key:
-        if isinstance(node, yaml.MappingNode):
-            node = next((value for name, value in node.value if name.value == part), None)
-        elif isinstance(node, yaml.SequenceNode) and part.isdecimal() and int(part) < len(node.value):
-            node = node.value[int(part)]
-        else:
-            return None
-    return node
-
-
 def shown(value: Any) -> str:
     """Return a value as users write it in YAML; text is in quotes."""
     if isinstance(value, str):
-        return short(repr(value))
+        return cut(repr(value))
     text = yaml.dump(value, Dumper=Dumper, default_flow_style=True, width=10**6).removesuffix("...\n")
-    return short(" ".join(text.split()))
+    return cut(" ".join(text.split()))
 
 
 def written_value(value: Any, key: str) -> str:
@@ -127,12 +112,7 @@ def written_value(value: Any, key: str) -> str:
         return yaml.dump(value, Dumper=Dumper, sort_keys=False)
     except yaml.representer.RepresenterError as error:
         raise ScenarioError(
-            f"{short(repr(error.args[-1]))} given, which YAML cannot contain; give text, numbers, true, false, null, "
+            f"{cut(repr(error.args[-1]))} given, which YAML cannot contain; give text, numbers, true, false, null, "
             "lists or mappings, and your own class as text such as './mine.py:MyClass'",
             key=key,
         ) from None
-
-
-def short(text: str) -> str:
-    """Return a text shortened to 80 characters, for a sentence."""
-    return text if len(text) <= 80 else text[:77] + "..."

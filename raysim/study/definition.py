@@ -19,7 +19,7 @@ from raysim.core.fields import Range as Bounds
 from raysim.plugins.registry import Reference
 from raysim.scenario.bundled import bundled_file, scenario_file
 from raysim.scenario.origin import Origin
-from raysim.scenario.parse import SWEEP_KEYS, flatten, overrides_of
+from raysim.scenario.parse import SWEEP_KEYS, flatten
 from raysim.scenario.rules import refuse_secrets
 from raysim.scenario.schema import Section
 from raysim.scenario.sentences import validated
@@ -119,14 +119,14 @@ def load_sweep(
     chosen = _seeds(given.seeds, "seeds", str(path)) if seeds is None else _seeds(seeds, "--seeds", "")
     lists = {key: of if isinstance(of, str) else list(of) for key, of in (grid or {}).items()}
     written_value(lists, "--grid")  # raises for a value that YAML cannot contain, for example a NumPy number
-    option: RunEntry = validated(RunEntry, {"grid": lists}, Origin("--grid", "", {}), ())
-    maker = CellMaker(base, tuple(given.set), tuple(overrides_of(sets)), path, frozenset(option.grid))
+    option: RunEntry = validated(RunEntry, {"grid": lists}, Origin("--grid", {}), ())
+    maker = CellMaker(base, tuple(given.set), tuple(sets), path, frozenset(option.grid))
     published = read_published(given.published if isinstance(given.published, list) else [given.published], path)
     made: list[VariantCells] = []
-    for variant in _variants(given.runs, {**given.grid, **option.grid}, path, text):
+    for variant in _variants(given.runs, {**given.grid, **option.grid}, path):
         values = published_for(published, variant.labels, path)
         made.append((variant, [(seed, replace(maker.cell(variant, seed), published=values)) for seed in chosen]))
-    tune = None if given.tune is None else _tune(given.tune, text, path)
+    tune = None if given.tune is None else _tune(given.tune, path)
     spaces = [{} for _ in made] if tune is None else spaces_of(tune, made, str(path))
     _refuse_repeated(made, spaces, path)
     cells = tuple(cell for _, of_variant in made for _, cell in of_variant)
@@ -140,7 +140,7 @@ def _sweep_file(path: Path, text: str) -> SweepFile:
     raw = parse(text, str(path))
     if not is_sweep(raw):
         return SweepFile(base=path.name)
-    given: SweepFile = validated(SweepFile, raw, Origin(str(path), text, {}), ())
+    given: SweepFile = validated(SweepFile, raw, Origin(str(path), {}), ())
     given = given.model_copy(update={"name": given.name or path.stem})
     if not is_name(given.name):
         text = f"{given.name!r} given; give at most 100 letters, digits, dots, dashes and underscores"
@@ -251,7 +251,7 @@ def _seeds(raw: Any, key: str, file: str) -> list[int | None]:
     return list(seeds)
 
 
-def _variants(raw: Mapping[str, Any], grid: Grid, path: Path, text: str) -> Iterator[CellVariant]:
+def _variants(raw: Mapping[str, Any], grid: Grid, path: Path) -> Iterator[CellVariant]:
     """Yield every combination of names in `runs`, values in their own grids, and values in the common grid.
 
     Without axes, `runs` has one axis, named "". Raises `ScenarioError`.
@@ -263,7 +263,7 @@ def _variants(raw: Mapping[str, Any], grid: Grid, path: Path, text: str) -> Iter
         for label, entry in labelled.items():
             key = tuple(filter(None, ("runs", axis, str(label))))
             content = entry if isinstance(entry, dict) else {"set": entry}
-            entries.append((axis, str(label), validated(RunEntry, content, Origin(str(path), text, {}), key)))
+            entries.append((axis, str(label), validated(RunEntry, content, Origin(str(path), {}), key)))
         axes.append(entries)
     for combination in itertools.product(*filter(None, axes)):
         labels = {axis: label for axis, label, _ in combination}
@@ -276,11 +276,11 @@ def _variants(raw: Mapping[str, Any], grid: Grid, path: Path, text: str) -> Iter
             yield CellVariant(labels, sets, tuple(zip((*own, *grid), values, strict=True)))
 
 
-def _tune(raw: Mapping[str, Any], text: str, path: Path) -> Tune:
+def _tune(raw: Mapping[str, Any], path: Path) -> Tune:
     """Parse the section `tune`. Raises `ScenarioError`."""
     if "seeds" in raw:
         raw = {**raw, "seeds": _seeds(raw["seeds"], "tune.seeds", str(path))}
-    return read_tune(raw, text, str(path))
+    return read_tune(raw, str(path))
 
 
 def _check_baseline(baseline: str | None, cells: Sequence[Cell], file: str) -> None:

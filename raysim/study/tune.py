@@ -64,12 +64,9 @@ NOT_TUNED = ("seed", "seeds", "rounds", "evaluation", "stop", "algorithm.name")
 """Keys and sections that affect results, but cannot be tuned."""
 
 
-def read_tune(raw: Mapping[str, Any], text: str, file: str) -> Tune:
-    """Check the section `tune` alone, without the scenarios of its trials. text: content of the sweep file.
-
-    Raises `ScenarioError`.
-    """
-    tune: Tune = validated(Tune, raw, Origin(file, text, {}), ("tune",))
+def read_tune(raw: Mapping[str, Any], file: str) -> Tune:
+    """Check the section `tune` alone, without the scenarios of its trials. Raises `ScenarioError`."""
+    tune: Tune = validated(Tune, raw, Origin(file, {}), ("tune",))
     if not tune.space and not tune.methods:
         raise ScenarioError("give `space`, `methods`, or both", key="tune", origin=file)
     if tune.search == "tpe" and find_spec("optuna") is None:

@@ -101,7 +101,7 @@ class TestRuns:
     [
         ("algorithm.name=./mine.py:Nope", {}, "Nope"),
         ("algorithm.name=./random.py", {"random.py": ""}, "rename the file"),
-        ("algorithm.name=./evil.py", {"evil.py": "from .nets import x\n"}, "line 1: the import is relative"),
+        ("algorithm.name=./evil.py", {"evil.py": "from ..nets import x\n"}, "beyond top-level"),
         ("clients.models=['./nets.py:other', digits_mlp64]", {}, "raysim.SplitNet"),
         ("clients.models=['./nets.py:deep', digits_mlp64]", {}, "torch.nn.Linear"),
         ("clients.models=['./nets.py:narrow', digits_mlp64]", {}, "(2, 31)"),
