@@ -100,16 +100,18 @@ class Task:
             return header
         return nn.Linear(self.feature_dim, self.num_classes)
 
+    def smallest(self) -> str:
+        """Return the architecture with the fewest parameters (the first if equal), the default of `small_model`."""
+        return min(self.architectures, key=lambda name: sum(weight.numel() for weight in self.model(name).parameters()))
+
     def small_model(self, name: str | None, feature_dim: int | None = None) -> Any:
         """Return a new model that all clients share in addition to their own: of architecture `name`, or the smallest.
 
-        The smallest is the architecture with the fewest parameters, the first of them if several have as few.
         Its initial weights are the same for all clients, but differ from those of the clients' own models of that
         architecture, since two equal networks would stay equal. feature_dim: width of its representation; None: D.
         Raises `ValueError` if the task has no such architecture, or if its width cannot be set.
         """
-        if name is None:
-            name = min(self.architectures, key=lambda arch: sum(one.numel() for one in self.model(arch).parameters()))
+        name = self.smallest() if name is None else name
         width = {} if feature_dim is None else {"feature_dim": feature_dim}
         try:
             model = self.model(name, "small", **width)

@@ -108,8 +108,11 @@ def read_function(load: Callable[[], Any], settings: Files, where: Path) -> Deco
     Raises ScenarioError.
     """
     names = [name for name in ("x", "y", settings.by) if name]
-    with failing(f"function {where} fails, or returns no mapping with the arrays {' and '.join(names)}"):
+    with failing(f"function {where} fails"):
         returned = load()
+    if not isinstance(returned, Mapping) or not returned.keys() >= set(names):
+        raise ScenarioError(f"function {where} must return a mapping with the arrays {' and '.join(names)}")
+    with failing(f"function {where} returned values that are not arrays, or no whole number num_train"):
         arrays = {name: np.asarray(returned[name]) for name in names}
         num_train = operator.index(returned.get("num_train", len(arrays["y"])))
     for name, array in arrays.items():

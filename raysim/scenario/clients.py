@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from raysim.common.errors import ScenarioError
+from raysim.common.suggestions import suggest
 from raysim.common.text import cause
 from raysim.core.fields import Range
 from raysim.core.seeds import seed_for
@@ -21,6 +22,7 @@ from raysim.engine.policies.sampling import Fastest, Participation, cohort_size,
 from raysim.engine.policies.system import Devices, Floats, LogNormal, Uniform
 from raysim.models import MODELS, TOGETHER, build_model, common_feature_dim, incompatibility
 from raysim.plugins.calling import failing
+from raysim.plugins.registry import named
 from raysim.scenario.origin import Key
 from raysim.scenario.parse import ParsedScenario
 from raysim.scenario.schema import Resources, Selected, Training
@@ -282,14 +284,20 @@ def feature_dim_of(parsed: ParsedScenario, dataset: DatasetSpec) -> int:
 
     Raises `ScenarioError`.
     """
-    clients = parsed.clients
-    fitting = [name for name in MODELS if incompatibility(name, dataset.input_spec) is None]
+    clients, origin = parsed.clients, parsed.origin
+    for name in dict.fromkeys(clients.models):
+        known = name in MODELS or named("models", name) is not None
+        reason = (
+            incompatibility(name, dataset.input_spec) if known else f"unknown model {name!r}{suggest(name, MODELS)}"
+        )
+        if reason:
+            fitting = [name for name in MODELS if incompatibility(name, dataset.input_spec) is None]
+            raise origin.error(
+                ("clients", "models"),
+                f"{reason}; allowed for {dataset.name}, which has {dataset.input_spec}: {', '.join(fitting)}",
+                cause=("data", "name") if known else (),
+            )
     try:
-        for name in dict.fromkeys(clients.models):
-            if reason := incompatibility(name, dataset.input_spec):
-                raise ScenarioError(
-                    f"{reason}, but {dataset.name} has {dataset.input_spec}; allowed: {', '.join(fitting)}"
-                )
         auto = clients.feature_dim == "auto"
         feature_dim = common_feature_dim(clients.models) if auto else int(clients.feature_dim)
         for name in dict.fromkeys(clients.models):
@@ -297,7 +305,7 @@ def feature_dim_of(parsed: ParsedScenario, dataset: DatasetSpec) -> int:
                 parsed.own_code.activate()
                 _try_model(name, dataset, feature_dim)
     except ScenarioError as error:
-        raise parsed.origin.error(("clients", "models"), error.reason) from None
+        raise origin.error(("clients", "models"), error.reason) from None
     return feature_dim
 
 

@@ -126,7 +126,7 @@ for args in {LIGHT!r}:
 REFUSED = [
     (["validate", "no/such.yaml"], "no/such.yaml"),
     (["launch", QUICKSTART, "--dry-run", "--set", "data.name=x"], "data.name"),
-    (["launch", QUICKSTART, "--set", "clients.models=[cnn1]"], "clients.models.0"),
+    (["launch", QUICKSTART, "--set", "clients.models=[cnn1]"], "clients.models"),
     (["describe", "fedghh"], "'fedgh'"),
     (["describe", "lr"], "'training.lr'"),
     (["new", "model", "json"], "json"),

@@ -125,7 +125,9 @@ def test_refused(place: Path, also: str, word: str) -> None:
     assert word in str(raised.value)
 
 
-@pytest.mark.parametrize(("also", "word"), [("[./mine.py:NoTracker]", "'log'"), ("[{name: wandb}]", "raysim[wandb]")])
+@pytest.mark.parametrize(
+    ("also", "word"), [("[./mine.py:NoTracker]", "open, log, close"), ("[{name: wandb}]", "raysim[wandb]")]
+)
 def test_refused_before_anything_is_written(place: Path, also: str, word: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trackers, "find_spec", lambda name: None)
     with pytest.raises(ScenarioError) as raised:

@@ -44,7 +44,7 @@ def test_run_folders_are_local() -> None:
     ("given", "sentence"),
     [
         ("algorithm={name: fedavg}", "clients.models"),
-        ("data.name=cifar10", "clients.models.0: digits_mlp64"),
+        ("data.name=cifar10", "clients.models: digits_mlp64"),
     ],
 )
 def test_the_set_that_clashes_is_named(given: str, sentence: str) -> None:

@@ -79,7 +79,7 @@ REFUSED = [
     ("algorithm.header_l=1", "'header_lr'"),
     ("data.partition.classes=1", "'classes_per_client'"),
     ("algorithm.name=fedavgg", "'fedavg'"),
-    ("clients.models=[cnn9]", "clients.models.0"),
+    ("clients.models=[cnn9]", "clients.models: unknown model"),
     ("clients.alpha=1", "'data.partition.alpha'"),
     ("nonsense=1", "unknown key"),
     ("clients.count=many", "a whole number"),
@@ -174,7 +174,7 @@ def test_a_field_of_the_method_that_was_left_behind_is_unknown():
 BAD_YAML = [
     ("name: a\nseed: 1\nseed: 2\n", ", line 3: not valid YAML: the key 'seed'"),
     ("a: !!python/object:os.system x\n", ", line 1: not valid YAML"),
-    ("", ": the file is empty"),
+    ("", ": a scenario must be a mapping"),
     ("- a\n- b\n", ": a scenario must be a mapping"),
 ]
 
@@ -206,7 +206,7 @@ _VALIDATES = "stop={metric: accuracy/val_current, patience: 2}"
 COMBINATIONS = [
     (["clients.participation=0.01"], "clients.participation: 0.01"),
     (["algorithm.name=fedavg"], "clients.models: 5 architectures"),
-    (["clients.models=[cnn1]"], "clients.models.0: cnn1"),
+    (["clients.models=[cnn1]"], "clients.models: cnn1"),
     (["data.partition.classes_per_client=11"], "data.partition.classes_per_client: 11"),
     (["clients.count=100000"], "100000 given"),
     (["evaluation.global_test=true"], "evaluation.global_test: true"),
