@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING
 
 from raysim.common.errors import RaysimError, RunError, ScenarioError
 from raysim.common.files import hold, reason
-from raysim.common.text import distinct, mlflow_name
 from raysim.data import datasets
-from raysim.results.parent import ParentRun
 from raysim.results.store import check_uri
 from raysim.runs.signals import interruptible, sigterm_kept
 from raysim.scenario.trackers import check_packages
@@ -53,7 +51,7 @@ def run_sweep(
     Raises:
         ScenarioError: another process runs this sweep, its folder cannot be used, or no cell has a name in `only`.
         KeyboardInterrupt: after Ctrl-C, once every running cell has finished its round.
-        RunError: the comparison of the cells could not be written, logged to MLflow, or copied to an address.
+        RunError: the comparison of the cells could not be written, or copied to an address.
     """
     chosen = {cell.name for cell in chosen_cells(sweep, only)}
     datasets.forget()
@@ -74,21 +72,20 @@ def run_sweep(
         shown = {name: one for name, one in states.items() if name in chosen}
         left = [one for one in _left(shown.values(), retry_failed) if not one.cell.pending]
         if left or _done(states.values()):
-            with ParentRun(uri, sweep.name, sweep.output) as parent:
-                run_cells(left, shown, sweep, parent, tasks, show)
-                states |= shown
-                _finish(sweep, states, parent)
+            run_cells(left, shown, sweep, uri, tasks, show)
+            states |= shown
+            _finish(sweep, states)
         return list(states.values())
 
 
-def _finish(sweep: Sweep, states: dict[str, CellState], parent: ParentRun) -> None:
+def _finish(sweep: Sweep, states: dict[str, CellState]) -> None:
     """Read the states again, compare the results and copy them to the address. Raises `RunError`."""
     # States are read again, because data files may have changed during the runs. A table must not mix two data sets.
     datasets.forget()
     now = states_of(sweep)
     states |= {one.cell.name: one for one in now if "done" in (one.state, states[one.cell.name].state)}
     try:
-        _compare(sweep, list(states.values()), parent)
+        _compare(sweep, _done(states.values()))
         upload(sweep)
         if sweep.tuning is not None:
             upload(sweep.tuning.sweep)
@@ -106,7 +103,6 @@ def _tune(sweep: Sweep, tuning: Tuning, uri: str, tasks: Tasks, retry_failed: bo
     Each pass runs the cells that must end before the next decision of each candidate. A cell that fails or is lost is
     not tried twice; one that is lost, or fails before it has a run folder, leaves its candidate without a choice.
     """
-    parent: ParentRun | None = None
     progress = [TuningProgress(tuning, candidate) for candidate in tuning.candidates]
     with contextlib.ExitStack() as cleanup:
         lock(tuning.sweep, cleanup)
@@ -119,11 +115,8 @@ def _tune(sweep: Sweep, tuning: Tuning, uri: str, tasks: Tasks, retry_failed: bo
             cells = tuple(state.cell for state in states.values())
             trials = replace(tuning.sweep, cells=cells)
             trials.card().write(trials.output)
-            parent = parent or cleanup.enter_context(ParentRun(uri, trials.name, trials.output))
-            run_cells(_left(states.values(), retry_failed), states, trials, parent, tasks, show)
+            run_cells(_left(states.values(), retry_failed), states, trials, uri, tasks, show)
             active = [one for one in active if one.advance(retry_failed, ran=True)]
-        if parent is not None:
-            parent.close(all(one.chosen for one in progress), {}, [])
     for one in progress:
         logger.log(logging.WARNING if one.chosen is None else logging.INFO, one.tuned.sentence)
     everything = sweep.tuning or tuning  # includes cells that the user did not select for this command
@@ -153,21 +146,13 @@ def _done(states: Iterable[CellState]) -> list[Path]:
     return [one.folder for one in states if one.state == "done" and one.folder is not None]
 
 
-def _compare(sweep: Sweep, states: Sequence[CellState], parent: ParentRun) -> None:
-    """Write the comparison of finished cells, and log it to the sweep's run in MLflow. Raises `RaysimError`."""
-    folders = _done(states)
-    metrics: dict[str, float] = {}
-    files: list[Path] = []
+def _compare(sweep: Sweep, folders: Sequence[Path]) -> None:
+    """Write the comparison of these finished runs. Raises `RaysimError`."""
     place = sweep.output / COMPARISON
     try:
         if folders:
             comparison = compare(*folders)
-            files = [*write_tables(comparison, place), *draw(comparison, place)]
-            variants = [variant.name for variant in comparison.variants]
-            for variant, called in zip(variants, distinct(map(mlflow_name, variants)), strict=True):
-                for measure in comparison.measures:
-                    if (estimate := comparison.estimate(variant, measure)) is not None:
-                        metrics[f"{measure}/{called}"] = estimate.mean
-        parent.close(len(folders) == len(states), metrics, files)
+            write_tables(comparison, place)
+            draw(comparison, place)
     except OSError as error:
         raise RunError(f"{place} cannot be written ({reason(error)})") from error

@@ -26,7 +26,6 @@ from raysim.common.errors import RaysimError, RunError, ScenarioError
 from raysim.common.files import reason
 from raysim.common.results import ClientRow, RunCard, Status
 from raysim.engine.stop import Stop
-from raysim.results.parent import ParentRun
 from raysim.results.store import database_path, resolve_uri
 from raysim.results.units import plural
 from raysim.runs.find import find_run
@@ -65,13 +64,13 @@ def run_cells(
     left: Sequence[CellState],
     states: dict[str, CellState],
     sweep: Sweep,
-    parent: ParentRun,
+    uri: str,
     tasks: Tasks,
     show: Show,
 ) -> None:
     """Run the cells in `left` and update `states`. Raises `KeyboardInterrupt` after Ctrl-C.
 
-    show: called often with the progress of the cells in `states`.
+    uri: address of the MLflow store. show: called often with the progress of the cells in `states`.
     """
     show(SweepProgress([*states.values()], []))  # shown before Ray starts, which takes seconds
     again = Counter(one.reason for one in left if one.state == "waiting" and one.reason)
@@ -80,7 +79,7 @@ def run_cells(
     large = [one for one in left if is_large(one.cell, tasks.limit)]
     names = {one.cell.name for one in large}
     if small := [one for one in left if one.cell.name not in names]:
-        _run_as_tasks(small, states, sweep, parent, tasks, show)
+        _run_as_tasks(small, states, sweep, uri, tasks, show)
     if large:
         tasks.close()  # the Ray of the tasks must end, because client actors start their own Ray
     for state in large:
@@ -90,7 +89,7 @@ def run_cells(
             show(SweepProgress([*states.values()], [(name, done)], stop.requested))
 
         report(-1)
-        if (task := _task(state, states, sweep, parent, "ray")) is not None:
+        if (task := _task(state, states, sweep, uri, "ray")) is not None:
             with interruptible(stop):
                 outcome = run_cell(task, stop, report)
             states[name] = state_after(outcome, state.cell, sweep)
@@ -100,11 +99,11 @@ def run_cells(
 
 
 def _run_as_tasks(
-    left: list[CellState], states: dict[str, CellState], sweep: Sweep, parent: ParentRun, tasks: Tasks, show: Show
+    left: list[CellState], states: dict[str, CellState], sweep: Sweep, uri: str, tasks: Tasks, show: Show
 ) -> None:
     """Run cells as Ray tasks until all have ended. Raises `KeyboardInterrupt` after Ctrl-C."""
     tasks.connect()
-    if tasks.several_nodes and database_path(parent.uri) is not None:
+    if tasks.several_nodes and database_path(uri) is not None:
         logger.warning(
             "cells on nodes that do not share this machine's disk will not appear in MLflow's database; set "
             "MLFLOW_TRACKING_URI to a server that all nodes can reach"
@@ -118,7 +117,7 @@ def _run_as_tasks(
                 tasks.end()
             while left and tasks.has_room:
                 state = left.pop(0)
-                if (task := _task(state, states, sweep, parent, "in_process")) is not None:
+                if (task := _task(state, states, sweep, uri, "in_process")) is not None:
                     if (run := state.resumable) is not None and tasks.several_nodes:
                         task = replace(task, run=run, files=packed(run))
                     tasks.start(state.cell.name, task, expected)
@@ -152,26 +151,24 @@ def is_large(cell: Cell, parallel: int | None) -> bool:
     return client_memory_mb(checked) + samples_mb(checked) > psutil.virtual_memory().total / 2**20 / at_once
 
 
-def _task(
-    state: CellState, states: dict[str, CellState], sweep: Sweep, parent: ParentRun, backend: str
-) -> CellTask | None:
+def _task(state: CellState, states: dict[str, CellState], sweep: Sweep, uri: str, backend: str) -> CellTask | None:
     """Return the task for a cell; None if it cannot be created, for the reason in the cell's state."""
     try:
-        cell = prepared(state.cell, sweep, parent, backend)
+        cell = prepared(state.cell, sweep, uri, backend)
     except ScenarioError as error:
         states[state.cell.name] = state_after(Outcome(str(error)), state.cell, sweep)
         return None
     return CellTask(cell, sweep.output, (sweep.output / SWEEP_LOCK).read_bytes())
 
 
-def prepared(cell: Cell, sweep: Sweep, parent: ParentRun, backend: str) -> Cell:
+def prepared(cell: Cell, sweep: Sweep, uri: str, backend: str) -> Cell:
     """Return a cell whose scenario has the same meaning in any working directory.
 
     Raises `ScenarioError` if it cannot be made from the present files, or would be another run.
     """
     tracking = cell.scenario.tracking
-    tags = {**tracking.tags, **parent.tags(), "sweep": sweep.name, "cell": cell.name}
-    sets = [f"tracking.tags={in_quotes(tags)}", f"tracking.uri={in_quotes(parent.uri)}", f"backend={backend}"]
+    tags = {**tracking.tags, "sweep": sweep.name, "cell": cell.name}
+    sets = [f"tracking.tags={in_quotes(tags)}", f"tracking.uri={in_quotes(uri)}", f"backend={backend}"]
     if tracking.experiment is None:
         sets.append(f"tracking.experiment={in_quotes(sweep.name)}")
     if cell.scenario.init is not None:  # an id names a run below ./runs, but a task may have another working directory

@@ -13,7 +13,6 @@ from raysim.common.errors import RunError
 from raysim.results.database import load_mlflow
 from raysim.results.folder import RunFolder
 from raysim.results.mlflow import MlflowTracker
-from raysim.results.parent import ParentRun
 
 
 def client_of(uri):
@@ -145,10 +144,3 @@ def test_a_server_that_stops_answering(comes_back, store, tmp_path, make_card, m
     client = client_of(store)
     assert len(client.get_metric_history(tracker.run_id, "accuracy/all")) == 4
     assert len(client.get_run(tracker.run_id).data.metrics) == 1000  # what one call takes
-
-
-def test_the_run_of_a_sweep_ends_with_the_sweep(store, tmp_path):
-    with pytest.raises(ValueError), ParentRun(store, "sweep", tmp_path) as parent:
-        assert parent.client.get_run(parent.run_id).info.status == "RUNNING"
-        raise ValueError
-    assert parent.client.get_run(parent.run_id).info.status == "FAILED"

@@ -15,7 +15,6 @@ import urllib.request
 import pytest
 
 from raysim.results.mlflow import MlflowTracker
-from raysim.results.parent import ParentRun
 
 
 def ask(port: int, what: str, question: dict[str, object]) -> dict[str, object]:
@@ -53,13 +52,3 @@ def test_the_server_shows_runs_and_ends_with_its_children(store, tmp_path, make_
         assert server.wait(60) == 0
     with pytest.raises(urllib.error.URLError):
         ask(port, "runs/search", {})
-
-
-def test_the_runs_of_a_sweep_are_children_of_its_own(store, tmp_path, make_card):
-    parent = ParentRun(store, "swept", tmp_path)
-    tracker = MlflowTracker(store, "swept", parent.tags())
-    tracker.open(make_card(tmp_path))
-    tracker.close("finished", {})
-    parent.close(True, {"last/fedgh": 8 / 9}, [])
-    runs = parent.client.search_runs([tracker.experiment_id], f"tags.`mlflow.parentRunId` = '{parent.run_id}'")
-    assert [run.info.run_id for run in runs] == [tracker.run_id]

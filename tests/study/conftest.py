@@ -88,28 +88,10 @@ class Pool:
         return run_cell(task, self.stop, lambda t: self.rounds.append((name, t)))
 
 
-class Unrecorded:
-    """In the place of `ParentRun`: a sweep that MLflow knows nothing of."""
-
-    def __init__(self, uri: str, sweep: str, folder: Path) -> None:
-        self.uri = uri
-
-    def tags(self) -> dict[str, str]:
-        return {}
-
-    def close(self, finished: bool, metrics: object, files: object) -> None: ...
-
-    def __enter__(self) -> Unrecorded:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-
 @pytest.fixture
 def pool(monkeypatch: pytest.MonkeyPatch, workplace: Path) -> Pool:
     """Cells run one after another in this process, not in Ray's."""
     pool = Pool()
     monkeypatch.setattr(ray_tasks, "Tasks", lambda function, limit: pool)
     monkeypatch.setattr("raysim.study.loop.draw", lambda comparison, folder: [])  # takes a second
-    monkeypatch.setattr("raysim.study.loop.ParentRun", Unrecorded)
     return pool

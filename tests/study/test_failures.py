@@ -17,10 +17,8 @@ from mlflow.tracking import MlflowClient
 
 from raysim.algorithms.fedgh import FedGH
 from raysim.algorithms.fedproto import FedProto
-from raysim.common.errors import RunError
 from raysim.engine.stop import Stop
 from raysim.results.mlflow import MlflowTracker
-from raysim.results.parent import ParentRun
 from raysim.study.cells import counts, states_of
 from raysim.study.loop import run_sweep
 from raysim.study.workers import CellTask, Outcome, SweepProgress, run_cell
@@ -121,7 +119,6 @@ def test_a_full_disk(workplace: Path, small_disk: Path, caplog: pytest.LogCaptur
 @pytest.mark.usefixtures("recorded_in_mlflow")
 def test_mlflow_is_gone(workplace: Path, pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cells run to their end and say what MLflow lacks; the same command adds it, and the comparison."""
-    monkeypatch.setattr("raysim.study.loop.ParentRun", ParentRun)
     monkeypatch.setitem(MlflowTracker.__init__.__kwdefaults__, "timeout_s", 0.2)
     sweep = sweep_of(workplace)
 
@@ -132,13 +129,9 @@ def test_mlflow_is_gone(workplace: Path, pool: Pool, monkeypatch: pytest.MonkeyP
             raise ConnectionError("connection refused")
         accept(client, *given, metrics=metrics, **named)
 
-    def never(*_: object, **__: object) -> None:
-        raise ConnectionError("connection refused")
-
-    with monkeypatch.context() as patch, pytest.raises(RunError, match="could not record the sweep"):
+    with monkeypatch.context() as patch:
         patch.setattr(MlflowClient, "log_batch", refuse)
-        patch.setattr(MlflowClient, "set_terminated", never)
-        run_sweep(sweep)
+        assert all("does not have the whole run" in one.reason for one in run_sweep(sweep))
     assert [(one.state, one.rounds) for one in states_of(sweep)] == [("interrupted", 3)] * 2
     assert counts(run_sweep(sweep)) == "2 done"
     assert len(run_folders(sweep)) == 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -10,10 +9,8 @@ from typing import Any
 import psutil
 import pytest
 import yaml
-from mlflow.tracking import MlflowClient
 
 from raysim.results.load import read_summary
-from raysim.results.parent import SWEEP_TAG
 from raysim.runs.run import run
 from raysim.scenario.parse import parse_scenario
 from raysim.study.cells import CellState, Sweep, counts, states_of
@@ -106,8 +103,4 @@ def test_an_interrupt_ends_cells_after_their_round(workplace: Path) -> None:
         run_sweep(sweep, parallel=2, show=interrupt)
     states = states_of(sweep)
     assert counts(states) == "2 interrupted, 1 waiting"
-    client = MlflowClient(os.environ["MLFLOW_TRACKING_URI"])
-    experiment = client.get_experiment_by_name(sweep.name)
-    (parent,) = client.search_runs([experiment.experiment_id], f"tags.`{SWEEP_TAG}` = '{sweep.output}'")
-    assert parent.info.status == "KILLED"
     assert all(state.rounds >= 1 for state in states[:2])
