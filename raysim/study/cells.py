@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -30,10 +30,19 @@ from raysim.scenario.parse import ParsedScenario, parse_scenario
 from raysim.scenario.schema import decides
 from raysim.scenario.yaml_text import UNREADABLE, Dumper, load_value
 from raysim.study.published import Published
-from raysim.study.sweep_card import CellCard, SweepCard, TuningCard
+from raysim.study.sweep_card import CellCard, SweepCard
 
 if TYPE_CHECKING:
     from raysim.study.choice import Tuning
+
+
+@dataclass(frozen=True)
+class CellVariant:
+    """The cells of a sweep that differ only in their seeds."""
+
+    labels: Mapping[str, str]  # axis of `runs` -> chosen name
+    sets: tuple[str, ...]  # overrides by the chosen names
+    assignments: tuple[tuple[str, Any], ...] = ()  # (key, value) from the grids
 
 
 @dataclass(frozen=True)
@@ -45,8 +54,9 @@ class Cell:
     sets: tuple[str, ...]  # overrides of the base
     scenario: ParsedScenario
     id: str  # a digest of everything that decides the result
+    made_of: CellVariant
+    given_seed: int | None  # None: the seed of the base
     published: tuple[Published, ...] = ()  # values that papers published for the label
-    runs: tuple[str, ...] = ()  # the names in `runs` that define the cell
     until: int | None = None  # the round after which the run is interrupted; None: the run does all its rounds
     is_trial: bool = False  # whether the cell is a trial of a tuning
     pending: bool = False  # whether the cell cannot run yet, because tuning has not chosen its values
@@ -58,6 +68,11 @@ class Cell:
         return f"{words[:60].rstrip('-.')}-{self.id[:10]}"
 
     @property
+    def runs(self) -> tuple[str, ...]:
+        """The names in `runs` that define the cell."""
+        return tuple(self.made_of.labels.values())
+
+    @property
     def variant(self) -> str:
         """The name of the cell's variant: the label or, if it is empty, the method."""
         return self.label or self.scenario.method
@@ -66,50 +81,6 @@ class Cell:
     def rounds(self) -> int:
         """The number of rounds that the cell will have when it is done."""
         return self.scenario.rounds if self.until is None else self.until
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """A validated sweep: the scenario of every cell is valid."""
-
-    name: str
-    base: Path | Mapping[str, Any]
-    cells: tuple[Cell, ...]
-    output: Path  # the folder with one folder per cell
-    baseline: str | None = None
-    targets: tuple[float, ...] | None = None
-    about: str = ""  # the comment at the beginning of the file
-    targets_on: str = "all"  # the clients whose mean accuracy must reach a target: all, all_current or participants
-    tuning: Tuning | None = None  # how the values of pending cells are chosen
-    tuned: TuningCard | None = None  # the values that are chosen so far
-    trials: bool = False  # whether the cells are trials of a tuning
-    # Address of the copy of the folder `output`, if the scenario's `output` is an address; see `copies`.
-    address: str = ""
-    folder: Path = Path()  # the folder that contains the sweep file
-
-    def card(self) -> SweepCard:
-        """Return the facts for the comparison of the cells, except pending cells."""
-        known = [cell for cell in self.cells if not cell.pending]
-        cells = {cell.folder_name: CellCard(cell.label, cell.published, cell.runs) for cell in known}
-        return SweepCard(self.about, cells, self.baseline, self.targets, self.targets_on, self.tuned, self.trials)
-
-
-@dataclass(frozen=True)
-class CellVariant:
-    """The cells of a sweep that differ only in their seeds."""
-
-    labels: Mapping[str, str]  # axis of `runs` -> chosen name
-    sets: tuple[str, ...]  # overrides by the chosen names
-    assignments: tuple[tuple[str, Any], ...] = ()  # (key, value) from the grids
-
-    @property
-    def runs(self) -> tuple[str, ...]:
-        """The names in `runs` that define the variant."""
-        return tuple(self.labels.values())
-
-
-VariantCells = tuple[CellVariant, Sequence[tuple[int | None, Cell]]]
-"""A variant and its cells as pairs (seed, cell); seed None: the seed of the base."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +112,32 @@ class CellMaker:
             _, name = _names(variant, of_seed, trial, None)
             raise ScenarioError(f"{self.file}: the cell {name!r}: {error}") from None
         label, name = _names(variant, of_seed, trial, scenario.method)
-        return Cell(name, label, changed, scenario, identity(scenario), runs=variant.runs, is_trial=trial is not None)
+        known = identity(scenario)
+        return Cell(name, label, changed, scenario, known, variant, seed, is_trial=trial is not None)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A validated sweep: the scenario of every cell is valid."""
+
+    maker: CellMaker
+    cells: tuple[Cell, ...]
+    output: Path  # the folder with one folder per cell
+    facts: SweepCard  # the facts for the comparison, without the cells
+    tuning: Tuning | None = None  # how the values of pending cells are chosen
+    # Address of the copy of the folder `output`, if the scenario's `output` is an address; see `copies`.
+    address: str = ""
+
+    @property
+    def name(self) -> str:
+        """The sweep's name, which is that of its folder."""
+        return self.output.name
+
+    def card(self) -> SweepCard:
+        """Return the facts for the comparison of the cells, except pending cells."""
+        known = [cell for cell in self.cells if not cell.pending]
+        cells = {cell.folder_name: CellCard(cell.label, cell.published, cell.runs) for cell in known}
+        return replace(self.facts, cells=cells)
 
 
 def _names(variant: CellVariant, of_seed: Sequence[str], trial: int | None, method: str | None) -> tuple[str, str]:
@@ -190,9 +186,9 @@ def placed(cell: Cell, sweep: Sweep, sets: Sequence[str] = ()) -> ParsedScenario
     """
     folder = [f"name={cell.folder_name}", f"output={in_quotes(str(sweep.output))}"]
     scenario = parse_scenario(
-        sweep.base,
+        sweep.maker.base,
         [*cell.sets, *folder, *sets],
-        sweep=sweep.folder,
+        sweep=sweep.maker.file.parent,
         places=cell.scenario.origin.places,
         known_code=cell.scenario.own_code,
     )

@@ -17,7 +17,7 @@ from raysim.engine.policies.stopping import falls
 from raysim.results.load import read_rounds
 from raysim.scenario.deciding import DECIDING
 from raysim.scenario.parse import ParsedScenario
-from raysim.study.cells import Cell, CellMaker, CellState, CellVariant, Sweep, counts, state_of, written
+from raysim.study.cells import Cell, CellState, Sweep, counts, state_of, written
 from raysim.study.search import Point, Search, choice, distribution, halving, planned, ranked, tpe
 from raysim.study.space import Space, Values, draws, grid
 from raysim.study.sweep_card import ChosenValue, TunedVariant, TuningCard
@@ -38,17 +38,20 @@ JOURNAL = "optuna.log"
 class Candidate:
     """A variant with keys to tune."""
 
-    name: str  # the variant's label or, if it is empty, its method
-    variant: CellVariant
+    finals: tuple[Cell, ...]  # the cells of the final runs, which differ in their seeds
     space: Space
     trials: int
     steps: tuple[int, ...]  # rounds after which trials are compared, ascending; after the last one, a trial is chosen
-    finals: tuple[tuple[int | None, Cell], ...]  # (seed, pending cell) of the final runs
+
+    @property
+    def name(self) -> str:
+        """The variant's label or, if it is empty, its method."""
+        return self.finals[0].variant
 
     @property
     def rounds(self) -> int:
         """The number of rounds of a final run."""
-        return self.finals[0][1].scenario.rounds
+        return self.finals[0].scenario.rounds
 
 
 @dataclass(frozen=True)
@@ -77,8 +80,7 @@ class Tuning:
 
     settings: Tune
     candidates: tuple[Candidate, ...]
-    sweep: Sweep  # name, base and folder of the trials, as a sweep without cells
-    maker: CellMaker
+    sweep: Sweep  # the trials' folder and the maker of their cells, as a sweep without cells
     _made: dict[tuple[str, int, str], tuple[Cell, ...]] = field(default_factory=dict)
 
     @property
@@ -93,7 +95,7 @@ class Tuning:
 
     def of_cells(self, names: Collection[str]) -> Tuning:
         """Return the tuning for only those candidates that have a final run with one of these names."""
-        chosen = [one for one in self.candidates if any(cell.name in names for _, cell in one.finals)]
+        chosen = [one for one in self.candidates if any(cell.name in names for cell in one.finals)]
         return replace(self, candidates=tuple(chosen))
 
     def points(self, candidate: Candidate) -> list[dict[str, Any]]:
@@ -115,9 +117,9 @@ class Tuning:
         """Return a trial's cells, one per seed. Raises `ScenarioError` if a scenario with these values is invalid."""
         key = (candidate.name, number, written(dict(values)))
         if key not in self._made:
-            self._made[key] = tuple(
-                self.maker.cell(candidate.variant, seed, values, number) for seed in self.settings.seeds
-            )
+            variant = candidate.finals[0].made_of
+            cells = (self.sweep.maker.cell(variant, seed, values, number) for seed in self.settings.seeds)
+            self._made[key] = tuple(cells)
         return tuple(replace(cell, until=None if until == cell.scenario.rounds else until) for cell in self._made[key])
 
     def trial(self, candidate: Candidate, number: int, values: Point, until: int) -> TuningTrial:
@@ -140,8 +142,8 @@ class Tuning:
         finals: dict[str, Cell] = {}
         for one in progress:
             if one.chosen is not None:
-                for seed, pending in one.candidate.finals:
-                    cell = self.maker.cell(one.candidate.variant, seed, one.chosen.values)
+                for pending in one.candidate.finals:
+                    cell = sweep.maker.cell(pending.made_of, pending.given_seed, one.chosen.values)
                     finals[pending.name] = replace(cell, published=pending.published)
         cells = tuple(finals.get(cell.name, cell) for cell in sweep.cells)
         settings = self.settings
@@ -153,7 +155,7 @@ class Tuning:
             [one.tuned for one in progress],
             [cell.folder_name for cell in cells if not cell.pending],
         )
-        return replace(sweep, cells=cells, tuned=card)
+        return replace(sweep, cells=cells, facts=replace(sweep.facts, tuning=card))
 
 
 class TuningProgress:

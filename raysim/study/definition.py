@@ -24,9 +24,10 @@ from raysim.scenario.rules import refuse_secrets
 from raysim.scenario.schema import Section
 from raysim.scenario.sentences import validated
 from raysim.scenario.yaml_text import opening_comment, parse, read_text, written_value
-from raysim.study.cells import Cell, CellMaker, CellVariant, Sweep, VariantCells
+from raysim.study.cells import Cell, CellMaker, CellVariant, Sweep
 from raysim.study.published import PublishedValues, published_for, read_published
 from raysim.study.space import Space
+from raysim.study.sweep_card import SweepCard
 from raysim.study.tune import Tune, read_tune, spaces_of, tuning_of
 
 Grid = dict[str, Annotated[list[Any], Field(min_length=1)]]
@@ -122,17 +123,17 @@ def load_sweep(
     option: RunEntry = validated(RunEntry, {"grid": lists}, Origin("--grid", {}), ())
     maker = CellMaker(base, tuple(given.set), tuple(sets), path, frozenset(option.grid))
     published = read_published(given.published if isinstance(given.published, list) else [given.published], path)
-    made: list[VariantCells] = []
+    made: list[list[Cell]] = []
     for variant in _variants(given.runs, {**given.grid, **option.grid}, path):
         values = published_for(published, variant.labels, path)
-        made.append((variant, [(seed, replace(maker.cell(variant, seed), published=values)) for seed in chosen]))
+        made.append([replace(maker.cell(variant, seed), published=values) for seed in chosen])
     tune = None if given.tune is None else _tune(given.tune, path)
     spaces = [{} for _ in made] if tune is None else spaces_of(tune, made, str(path))
     _refuse_repeated(made, spaces, path)
-    cells = tuple(cell for _, of_variant in made for _, cell in of_variant)
+    cells = [replace(cell, pending=bool(space)) for of, space in zip(made, spaces, strict=True) for cell in of]
     _check_baseline(given.baseline, cells, str(path))
-    sweep = replace(_sweep_of(given, cells, base, path), about=opening_comment(text))
-    return sweep if tune is None else tuning_of(tune, maker, made, spaces, sweep)
+    sweep = _sweep_of(given, cells, maker, opening_comment(text))
+    return sweep if tune is None else tuning_of(tune, made, spaces, sweep)
 
 
 def _sweep_file(path: Path, text: str) -> SweepFile:
@@ -148,38 +149,28 @@ def _sweep_file(path: Path, text: str) -> SweepFile:
     return given
 
 
-def _sweep_of(given: SweepFile, cells: tuple[Cell, ...], base: Path | Mapping[str, Any], path: Path) -> Sweep:
-    """Return the sweep with these cells, its name and its folder."""
+def _sweep_of(given: SweepFile, cells: Sequence[Cell], maker: CellMaker, about: str) -> Sweep:
+    """Return the sweep with these cells, without its tuning. about: the opening comment of the file."""
     first = cells[0].scenario
     name = given.name or f"{first.name}-sweep"
     folder, address = first.results_folder(name), ""
     if "://" in first.output:
         folder, address = Path("runs", name).absolute(), f"{first.output.rstrip('/')}/{name}"
         refuse_secrets(first)
-    targets = None if given.targets is None else tuple(given.targets)
-    return Sweep(
-        name,
-        base,
-        cells,
-        folder,
-        baseline=given.baseline,
-        targets=targets,
-        targets_on=given.targets_on,
-        address=address,
-        folder=path.parent,
-    )
+    facts = SweepCard(about, {}, given.baseline, given.targets, given.targets_on)
+    return Sweep(maker, tuple(cells), folder, facts, address=address)
 
 
-def _refuse_repeated(made: Sequence[VariantCells], spaces: Sequence[Space], path: Path) -> None:
+def _refuse_repeated(made: Sequence[Sequence[Cell]], spaces: Sequence[Space], path: Path) -> None:
     """Raise `ScenarioError` if two cells are the same run, or have the same name or folder.
 
     spaces: the keys that are tuned for each variant; cells that are tuned differently are different runs.
     """
     first: dict[tuple[str, str], Cell] = {}
     taken: dict[str, Cell] = {}  # name or folder -> cell: tuning may give two cells the same settings
-    for (_, cells), space in zip(made, spaces, strict=True):
+    for cells, space in zip(made, spaces, strict=True):
         tuned = str(sorted((key, str(of)) for key, of in space.items()))
-        for _, cell in cells:
+        for cell in cells:
             if (same := first.setdefault((cell.id, tuned), cell)) is not cell:
                 text = f"the cells {same.name!r} and {cell.name!r} are the same run; remove one of them"
                 raise ScenarioError(f"{path}: {text}")

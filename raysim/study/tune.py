@@ -18,9 +18,10 @@ from raysim.scenario.parse import ParsedScenario
 from raysim.scenario.scenario import Scenario
 from raysim.scenario.schema import AtLeastOne, Metric, Section, decides
 from raysim.scenario.sentences import unknown_key, validated
-from raysim.study.cells import Cell, CellMaker, CellVariant, Sweep, VariantCells
+from raysim.study.cells import Cell, Sweep
 from raysim.study.choice import Candidate, Tuning
 from raysim.study.space import Space, ValueRange, domain, number_of_points
+from raysim.study.sweep_card import SweepCard
 
 MOST_TRIALS = 1000
 
@@ -81,15 +82,18 @@ def read_tune(raw: Mapping[str, Any], file: str) -> Tune:
     return tune
 
 
-def spaces_of(tune: Tune, variants: Sequence[VariantCells], file: str) -> list[Space]:
-    """Return the space of each variant. Raises `ScenarioError` if `tune.methods` has a name that no variant has."""
+def spaces_of(tune: Tune, variants: Sequence[Sequence[Cell]], file: str) -> list[Space]:
+    """Return the space of each variant, whose cells differ in their seeds.
+
+    Raises `ScenarioError` if `tune.methods` has a name that no variant has.
+    """
     shared = _space(tune.space, "tune.space", file)
     methods = {name: _space(keys, f"tune.methods.{name}", file) for name, keys in tune.methods.items()}
     spaces: list[Space] = []
     known: dict[str, None] = {}
-    for variant, cells in variants:
-        called = (name for _, cell in cells for name in (cell.label, cell.scenario.method) if name)
-        names = dict.fromkeys((*variant.runs, *called))
+    for cells in variants:
+        called = (name for cell in cells for name in (cell.label, cell.scenario.method) if name)
+        names = dict.fromkeys((*cells[0].runs, *called))
         known.update(names)
         spaces.append({**shared, **{key: one for name in names for key, one in methods.get(name, {}).items()}})
     if unknown := [name for name in methods if name not in known]:
@@ -114,45 +118,34 @@ def _space(raw: Mapping[str, Any], place: str, file: str) -> Space:
     return {key: domain(value, f"{place}.{key}", file) for key, value in raw.items()}
 
 
-def tuning_of(
-    tune: Tune, maker: CellMaker, variants: Sequence[VariantCells], spaces: Sequence[Space], sweep: Sweep
-) -> Sweep:
-    """Return the sweep with its tuning. Cells with a key to tune are pending.
-
-    spaces: of each variant. sweep: with the untuned cells. Raises `ScenarioError` if it cannot be tuned.
-    """
+def tuning_of(tune: Tune, variants: Sequence[Sequence[Cell]], spaces: Sequence[Space], sweep: Sweep) -> Sweep:
+    """Return the sweep with its tuning. spaces: of each variant. Raises `ScenarioError` if it cannot be tuned."""
+    file = str(sweep.maker.file)
     # A seed of a final run must not be used: values tuned with its data and initial networks would have an advantage.
     if both := sorted({cell.scenario.seed for cell in sweep.cells} & set(tune.seeds)):
         text = f"{both[0]} given, but a final run of the sweep has this seed; give other seeds, such as 101..102"
-        raise ScenarioError(text, key="tune.seeds", origin=str(maker.file))
-    of_spaces = zip(variants, spaces, strict=True)
-    candidates = [_candidate(tune, maker, variant, cells, space) for (variant, cells), space in of_spaces if space]
-    output = sweep.output.with_name(f"{sweep.output.name}-tuning")
+        raise ScenarioError(text, key="tune.seeds", origin=file)
+    candidates = [_candidate(tune, cells, space, file) for cells, space in zip(variants, spaces, strict=True) if space]
+    output = sweep.output.with_name(f"{sweep.name}-tuning")
     address = sweep.address and f"{sweep.address}-tuning"
-    name = f"{sweep.name}-tuning"
-    trials = Sweep(name, sweep.base, (), output, about=sweep.about, trials=True, address=address, folder=sweep.folder)
-    tuning = Tuning(tune, tuple(candidates), trials, maker)
+    trials = Sweep(sweep.maker, (), output, SweepCard(sweep.facts.about, {}, trials=True), address=address)
+    tuning = Tuning(tune, tuple(candidates), trials)
     for candidate in candidates:
         _check_trials(tuning, candidate)
-    pending = {cell.name for candidate in candidates for _, cell in candidate.finals}
-    marked = tuple(replace(cell, pending=cell.name in pending) for cell in sweep.cells)
-    return replace(sweep, cells=marked, tuning=tuning)
+    return replace(sweep, tuning=tuning)
 
 
-def _candidate(
-    tune: Tune, maker: CellMaker, variant: CellVariant, cells: Sequence[tuple[int | None, Cell]], space: Space
-) -> Candidate:
+def _candidate(tune: Tune, cells: Sequence[Cell], space: Space, file: str) -> Candidate:
     """Return the candidate for a variant with keys to tune. Raises `ScenarioError`."""
-    name, file = cells[0][1].variant, str(maker.file)
+    name, variant = cells[0].variant, cells[0].made_of
     keys = {key for key, _ in variant.assignments} | set(map(override_key, variant.sets))
     if both := [key for key in (*space, "seed") if key in keys]:
         where = " ".join(variant.labels.values()) or "the grid"
         text = f"{where} sets {both[0]}, but trials have other values of this key; remove it there or from `tune`"
         raise ScenarioError(f"{text} (give the seeds of the final runs in `seeds`)", key="tune", origin=file)
     trials = _number_of_trials(tune, space, name, file)
-    steps = _steps(tune, cells[0][1].scenario, name, file)
-    finals = tuple((seed, replace(cell, pending=True)) for seed, cell in cells)
-    return Candidate(name, variant, space, trials, steps, finals)
+    steps = _steps(tune, cells[0].scenario, name, file)
+    return Candidate(tuple(cells), space, trials, steps)
 
 
 def _number_of_trials(tune: Tune, space: Space, name: str, file: str) -> int:
@@ -185,7 +178,7 @@ def _steps(tune: Tune, scenario: ParsedScenario, name: str, file: str) -> tuple[
 
 def _check_trials(tuning: Tuning, candidate: Candidate) -> None:
     """Load the scenarios of a candidate's trials, and check that they measure the metric. Raises `ScenarioError`."""
-    tune, file = tuning.settings, str(tuning.maker.file)
+    tune, file = tuning.settings, str(tuning.sweep.maker.file)
     points = tuning.points(candidate)  # the search `tpe` may choose other points
     try:
         cells = [tuning.cells(candidate, number, values, candidate.steps[-1]) for number, values in enumerate(points)]

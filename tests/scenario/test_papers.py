@@ -126,7 +126,7 @@ def test_every_cell_fits(name: str) -> None:
     sweep = sweep_of(name)
     paper, _, part = name.partition("/")
     assert f"{paper}_{part}".startswith(sweep.name)
-    assert sweep.about.startswith(PAPER_OF[paper]), "the comment that opens the file says what it is"
+    assert sweep.facts.about.startswith(PAPER_OF[paper]), "the comment that opens the file says what it is"
     for cell in sweep.cells:
         found = checked(name, cell.label)
         algorithm = found.resolved["algorithm"]

@@ -87,7 +87,7 @@ def test_a_sweep_of_a_scenario_lies_beside_its_single_runs(base: Path, tmp_path:
         sweep = load_sweep(file, seeds="1,2", sets=sets)
         assert single == tmp_path / "runs" / name
         assert sweep.output == single.with_name(f"{name}-sweep") and sweep.name == f"{name}-sweep"
-        assert sweep.about == sweep.card().about == "What it is."
+        assert sweep.facts.about == sweep.card().about == "What it is."
         for cell in sweep.cells:
             assert placed(cell, sweep).results_folder() == sweep.output / cell.folder_name
 
@@ -208,7 +208,7 @@ def test_a_baseline_may_be_a_name_in_runs(base: Path, tmp_path: Path) -> None:
     runs = {"rate": {"slow": ["training.lr=0.1"], "fast": ["training.lr=0.2"]}, "m": {"a": [], "b": ["rounds=2"]}}
     for baseline in ("slow", "slow a", "fedgh"):
         sweep = load_sweep(write(tmp_path, runs=runs, baseline=baseline))
-        assert sweep.baseline == baseline
+        assert sweep.facts.baseline == baseline
         assert list(sweep.card().cells.values())[1].runs == ("slow", "b")
     with pytest.raises(ScenarioError, match=r"baseline: 'slw' given; did you mean 'slow'"):
         load_sweep(write(tmp_path, runs=runs, baseline="slw"))
