@@ -175,7 +175,7 @@ SELECT = click.option(
     type=click.FloatRange(0, 1, min_open=True),
     help="Target accuracy, greater than 0 and at most 1: also show the rounds, MiB and FLOP needed to reach it. With "
     "--select val or val_current, the validation accuracy must reach it. May be repeated. Default: `targets` of the "
-    "sweep file, or the targets of papers for this data.",
+    "sweep file.",
 )
 @BASELINE
 @SELECT

@@ -233,8 +233,8 @@ def _matches(pattern: str, name: str) -> bool:
     return bool(name) and (pattern.lower() == name.lower() or fnmatchcase(name.lower(), pattern.lower()))
 
 
-State = Literal["done", "running", "closing", "interrupted", "failed", "waiting"]
-"""The state of a cell. "closing": all rounds are done, but plots or MLflow data may be missing."""
+State = Literal["done", "running", "interrupted", "failed", "waiting"]
+"""The state of a cell, which is running until its plots and MLflow data are complete, too."""
 
 ORDER: tuple[State, ...] = get_args(State)
 
@@ -248,11 +248,6 @@ class CellState:
     folder: Path | None = None  # the run folder
     rounds: int = 0  # finished rounds
     reason: str = ""  # why the cell is not done, if known
-
-    @property
-    def resumable(self) -> Path | None:
-        """The run folder if it can be resumed, which requires `run.json`; else None."""
-        return self.folder if self.folder is not None and (self.folder / "run.json").exists() else None
 
 
 def state_of(cell: Cell, output: Path) -> CellState:
@@ -285,22 +280,21 @@ def _changed(cell: Cell, summary: Summary) -> str:
 
 
 def _of_run(cell: Cell, run: Path) -> CellState:
+    # The lock is read first: of a run that ends between the two reads, the summary is then the last one.
+    is_held = is_locked(run / LOCK)
     try:
         summary = read_summary(run)
-        is_closing = summary.get("status") == "closing" and is_locked(run / LOCK)
-        if summary.get("status") == "closing" and not is_closing:
-            summary = read_summary(run)  # read again, because the run may have ended between the two checks
     except ScenarioError as error:
         return CellState(cell, "failed", run, reason=str(error))
-    if summary.get("status") != "running" and not is_closing and (changed := _changed(cell, summary)):
+    status, rounds = summary.get("status"), rounds_done(run, summary)
+    is_running = status == "running" or (is_held and status == "closing")
+    if not is_running and (changed := _changed(cell, summary)):
         reason = f"{changed} changed after the last run, which is kept but no longer counts"
         return CellState(cell, "waiting", reason=reason)
-    states: dict[object, State] = {"finished": "done", "running": "running", "failed": "failed"}
-    rounds = rounds_done(run, summary)
-    state = states.get(summary.get("status"), "interrupted")
-    if cell.until is not None and state != "done" and rounds >= cell.until:
+    states: dict[object, State] = {"finished": "done", "failed": "failed"}
+    state = "running" if is_running else states.get(status, "interrupted")
+    if cell.until is not None and rounds >= cell.until:
         return CellState(cell, "done", run, rounds)
-    state = "closing" if is_closing else state
     return CellState(cell, state, run, rounds, str(summary.get("error") or ""))
 
 

@@ -39,20 +39,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-@dataclass(frozen=True)
-class TaskRow:
-    """The results of a method over all tasks, that is, over all combinations of data and client settings."""
-
-    method: str
-    """name of the method in tables"""
-    tasks: int
-    """number of tasks"""
-    iqm: float
-    """interquartile mean of the measure `main`"""
-    probability_of_improvement: float | None = None
-    """probability that a run is better than one of the baseline"""
-
-
 @dataclass(frozen=True, repr=False)
 class Comparison:
     """Variants, in the order of their first runs, and notes on how fair and how certain the numbers are.
@@ -270,10 +256,13 @@ class Comparison:
         return pd.DataFrame(self.tasks) if self.tasks else None
 
     @cached_property
-    def tasks(self) -> list[TaskRow]:
-        """A row per method over all tasks (data sets and partitions): interquartile mean, probability of improvement.
+    def tasks(self) -> list[dict[str, Any]]:
+        """A row per method over all tasks (data sets and partitions), with results of the measure `main`.
 
-        Both are of `main`. The interquartile mean counts the seeds that a method has on every task: with more runs on
+        Entries: method: its name in tables. tasks: number of tasks. iqm: interquartile mean.
+        probability_of_improvement: the probability that a run is better than one of the baseline, or None.
+
+        The interquartile mean counts the seeds that a method has on every task: with more runs on
         an easy task than on a hard one, it would be greater. Empty if there are fewer than two tasks, or fewer than two
         methods with such a seed.
         """
@@ -296,7 +285,7 @@ class Comparison:
             if name not in baselines and all(baseline.get(task) for task in tasks):
                 pairs = [([value for _, value in by_task[task]], baseline[task]) for task in tasks]
                 better = probability_of_improvement(pairs)
-            rows.append(TaskRow(name, len(tasks), mean, better))
+            rows.append({"method": name, "tasks": len(tasks), "iqm": mean, "probability_of_improvement": better})
         return rows if len(tasks) > 1 and len(rows) > 1 else []
 
 
@@ -311,11 +300,11 @@ def compare(
     """Compare runs: group those that differ only in their seed, and give each measure a 95 % interval over seeds.
 
     runs: run folders, or folders with run folders at any depth. targets: mean accuracies in (0, 1]; the rounds, MiB
-    and FLOP that a run needs to reach them become measures; default: the sweep's targets, or the papers' for this
-    data. baseline: the method that others are compared with, on the same data and clients; default: the sweep's, or
-    none. select: what selects the round of each run whose measures count: `last`, its last round, or `val`, the round
-    with the greatest validation accuracy, whose mean test accuracy is `at_best_val`; a target then counts as reached
-    when the validation accuracy reaches it; `val_current` is the same for current networks (`at_best_val_current`).
+    and FLOP that a run needs to reach them become measures; default: the sweep's. baseline: the method that others are
+    compared with, on the same data and clients; default: the sweep's, or none. select: what selects the round of each
+    run whose measures count: `last`, its last round, or `val`, the round with the greatest validation accuracy, whose
+    mean test accuracy is `at_best_val`; a target then counts as reached when the validation accuracy reaches it;
+    `val_current` is the same for current networks (`at_best_val_current`).
     metric: the accuracy that figures show, and that is tested and summarised over tasks: one of `DRAWABLE`; default:
     that of the measure of `select`. spread: what ± shows in tables: `interval`, half of the 95 % confidence interval,
     or `std`, the standard deviation over seeds.
@@ -337,11 +326,8 @@ def compare(
     measured = _in_order([replace(run, select=select) for run in counted_runs(find_runs(runs))])
     _refuse_unmeasured(measured, select, metric)
     sweep = _agreed(measured)
-    targets = sweep.targets if targets is None else list(targets)
-    if targets is None:
-        targets = sorted({target for run in measured for target in run.targets})
-    # Equal column names: titles show targets with %g.
-    targets = list({f"{target:g}": target for target in targets}.values())
+    # Of targets that column titles show alike, only one is kept.
+    targets = list({f"{target:g}": target for target in (sweep.targets or () if targets is None else targets)}.values())
     variants = group_runs(measured)
     wanted = sweep.baseline if baseline is None else baseline
     name, baselines = (None, []) if wanted is None else baselines_of(variants, wanted)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from raysim.common.errors import ScenarioError
 from raysim.common.suggestions import suggest
@@ -32,6 +32,10 @@ from raysim.study.tune import Tune, read_tune, spaces_of, tuning_of
 
 Grid = dict[str, Annotated[list[Any], Field(min_length=1)]]
 """Key of a scenario -> list of values."""
+
+
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, dict) else value
 
 
 class SweepFile(Section):
@@ -58,15 +62,14 @@ class SweepFile(Section):
     """the method, or the name in `runs`, that all others are compared with"""
     targets: list[Annotated[float, Bounds(gt=0, le=1)]] | None = None
     """target accuracies, greater than 0 and at most 1; the comparison shows the rounds, MiB and operations until each
-    is reached. Default: the papers' targets for cifar10 and cifar100 with the partitions pathological and dirichlet;
-    none for other data"""
+    is reached"""
     targets_on: Literal["all", "all_current", "participants"] = "all"
     """the clients whose mean test accuracy must reach a target. all (the default): all clients, each with its own
     network. all_current: all clients, each after it received the server's current message. participants: only the
     participants of a round"""
     tune: dict[str, Any] | None = None
     """the keys to tune by trials before the final runs, and how to tune them: see `raysim describe tune`"""
-    published: PublishedValues | list[PublishedValues] = Field(default_factory=list)
+    published: Annotated[list[PublishedValues], BeforeValidator(_as_list)] = Field(default_factory=list)
     """a paper's values to compare with: a mapping with the keys `file`, `rows` and `measures`, or a list of such
     mappings. `file` is a CSV file. `rows` selects rows of this file (column -> value). `measures` assigns a measure of
     raysim to a metric of the file (metric -> measure)"""
@@ -122,7 +125,7 @@ def load_sweep(
     written_value(lists, "--grid")  # raises for a value that YAML cannot contain, for example a NumPy number
     option: RunEntry = validated(RunEntry, {"grid": lists}, Origin("--grid", {}), ())
     maker = CellMaker(base, tuple(given.set), tuple(sets), path, frozenset(option.grid))
-    published = read_published(given.published if isinstance(given.published, list) else [given.published], path)
+    published = read_published(given.published, path)
     made: list[list[Cell]] = []
     for variant in _variants(given.runs, {**given.grid, **option.grid}, path):
         values = published_for(published, variant.labels, path)
@@ -185,14 +188,12 @@ def files_of(path: Path) -> list[Path]:
 
     A bundled scenario is not among them. Raises `ScenarioError` if the file cannot be read.
     """
-    raw = parse(read_text(path), str(path))
-    if not is_sweep(raw):
+    text = read_text(path)
+    if not is_sweep(parse(text, str(path))):
         return []
-    base, published = raw.get("base"), raw.get("published", [])
-    claims = published if isinstance(published, list) else [published]
-    names = [claim.get("file") for claim in claims if isinstance(claim, dict)]
-    needed = [path.parent / name for name in names if isinstance(name, str)]
-    if isinstance(base, str) and (file := _base_file(base, path)) != bundled_file(base):
+    given = _sweep_file(path, text)
+    needed = [path.parent / one.file for one in given.published]
+    if isinstance(given.base, str) and (file := _base_file(given.base, path)) != bundled_file(given.base):
         needed.insert(0, file)
     return [path, *dict.fromkeys(needed)]
 

@@ -1,4 +1,4 @@
-"""Measures of a comparison: a table that says which metric each comes from, and the target accuracies of papers."""
+"""Measures of a comparison: a table that says which metric each comes from."""
 
 from __future__ import annotations
 
@@ -9,14 +9,6 @@ from typing import Literal, NamedTuple
 from raysim.common.errors import ScenarioError
 from raysim.common.results import METRICS
 from raysim.results.accuracies import DRAWABLE
-
-TARGETS: Mapping[tuple[str, str], tuple[float, ...]] = {
-    ("cifar10", "pathological"): (0.9,),
-    ("cifar100", "pathological"): (0.5, 0.7),
-    ("cifar10", "dirichlet"): (0.4,),
-    ("cifar100", "dirichlet"): (0.09,),
-}
-"""(data set, partition) -> target mean accuracies for which papers report rounds (FedGH, Table 3; FedRAL, Table 4)."""
 
 SELECT: Mapping[str, str] = {"last": "last", "val": "at_best_val", "val_current": "at_best_val_current"}
 """How a run's round is selected -> the measure that comparisons show first, test, and summarise over tasks.

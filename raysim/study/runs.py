@@ -22,7 +22,7 @@ from raysim.results.load import last_measured, read_clients, read_rounds, read_s
 from raysim.scenario.parse import flatten
 from raysim.scenario.schema import Section, Settings, decides
 from raysim.scenario.yaml_text import parse, read_text
-from raysim.study.measures import MEASURES, TARGETS, TO_TARGET, Measure
+from raysim.study.measures import MEASURES, TO_TARGET, Measure
 from raysim.study.sweep_card import CellCard, SweepCard
 
 
@@ -118,11 +118,6 @@ class RunRecord:
             if any(row[name] is not None and not math.isfinite(row[name]) for name in names):
                 return int(row["round"])
         return None
-
-    @property
-    def targets(self) -> tuple[float, ...]:
-        """The papers' target accuracies for this data."""
-        return TARGETS.get((str(self.keys.get("data.name")), str(self.keys.get("data.partition.name"))), ())
 
     def series(self, metric: str) -> pd.Series[float]:
         """Round -> value of a metric, for the rounds with a finite value."""

@@ -55,9 +55,9 @@ class Study:
     def cells(self) -> pd.DataFrame:
         """One row per cell, with name, label, seed, state, rounds, folder and reason; read at each access.
 
-        `label` is the name without the seed; `state` is done, running, closing (its rounds are done, and results are
-        being written), interrupted, failed or waiting; `rounds` is the number of finished rounds; `folder` is the run
-        folder, or None before the run began; `reason` says why the cell is not done, if known.
+        `label` is the name without the seed; `state` is done, running, interrupted, failed or waiting; `rounds` is the
+        number of finished rounds; `folder` is the run folder, or None before the run began; `reason` says why the cell
+        is not done, if known.
         """
         import pandas as pd
 

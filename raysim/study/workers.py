@@ -118,8 +118,8 @@ def _run_as_tasks(
             while left and tasks.has_room:
                 state = left.pop(0)
                 if (task := _task(state, states, sweep, uri, "in_process")) is not None:
-                    if (run := state.resumable) is not None and tasks.several_nodes:
-                        task = replace(task, run=run, files=packed(run))
+                    if state.folder is not None and tasks.several_nodes:
+                        task = replace(task, run=state.folder, files=packed(state.folder))
                     tasks.start(state.cell.name, task, expected)
             for name, result in tasks.wait() if tasks.running else ():
                 outcome = result if isinstance(result, Outcome) else Outcome(result)
@@ -275,11 +275,11 @@ def _run_here(task: CellTask, stop: Stop, report: Callable[[int], None]) -> None
     state = _unlocked(task)
     if state.state == "done":  # an earlier attempt finished the run, and then its process died
         return
-    if state.resumable is not None:
+    if state.folder is not None and (state.folder / "run.json").exists():  # else it died at its start
         with contextlib.suppress(LostCheckpointsError):  # without checkpoints, the cell starts again
             # The cell's scenario is used, not the run's, because addresses of data or MLflow, or the backend, may have
             # changed.
-            Run(state.resumable).resume(scenario=task.cell.scenario, quiet=True, trackers=trackers, stop=stop)
+            Run(state.folder).resume(scenario=task.cell.scenario, quiet=True, trackers=trackers, stop=stop)
             return
     run(task.cell.scenario, quiet=True, trackers=trackers, stop=stop)
 
@@ -287,7 +287,7 @@ def _run_here(task: CellTask, stop: Stop, report: Callable[[int], None]) -> None
 def _unlocked(task: CellTask) -> CellState:
     """Wait until no earlier process locks the cell's run folder, and return the state of the cell."""
     until_s = time.monotonic() + LOCKED_S
-    while (state := state_of(task.cell, task.output)).state in ("running", "closing") and time.monotonic() < until_s:
+    while (state := state_of(task.cell, task.output)).state == "running" and time.monotonic() < until_s:
         time.sleep(0.5)
     return state
 
