@@ -15,6 +15,7 @@ from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from raysim.common.files import replace, replacing, sync_folder
@@ -79,7 +80,7 @@ class ClientRows:
 
         def convert(file: IO[bytes]) -> None:
             with pq.ParquetWriter(file, CLIENT_SCHEMA, compression="zstd") as writer:
-                _write_tables(writer.write_table, _stream(self.stream))
+                _write_tables(writer.write_table, stream_batches(self.stream))
 
         replace(self.parquet, convert)
         sync_folder(self.parquet.parent)
@@ -111,14 +112,15 @@ class ClientRows:
                 since = pa.concat_tables([since, pa.Table.from_batches([batch])])
                 # Merging after each round would be slow: a round has few rows, but there may be many clients.
                 if since.num_rows >= latest.num_rows:
-                    latest, since = _latest(latest, since), since.slice(0, 0)
+                    latest, since = last_measured(pa.concat_tables([latest, since])), since.slice(0, 0)
             _write(writer, t, _batch([]))
         self.close_stream()
         self._file, self._writer = file, writer
         if self.parquet.exists():
             sync_folder(self.parquet.parent)
             self.parquet.unlink()
-        return {row["client"]: ClientRow(**row) for row in _latest(latest, since).to_pylist()}
+        rows = last_measured(pa.concat_tables([latest, since])).to_pylist()
+        return {row["client"]: ClientRow(**row) for row in rows}
 
     def _until(self, t: int) -> _Batches:
         """Yield the rows of rounds 0 to `t`, in batches."""
@@ -127,7 +129,7 @@ class ClientRows:
         # If a process was killed in `end` or `truncate`, both files exist, and both have all rows up to `t`.
         whole = self.parquet.exists()
         reached = -1
-        for first, batch in _parquet(self.parquet) if whole else _stream(self.stream):
+        for first, batch in _parquet(self.parquet) if whole else stream_batches(self.stream):
             if first > t:
                 return
             reached = first
@@ -147,7 +149,7 @@ def _write(writer: Any, first: int, batch: pa.RecordBatch) -> None:
     writer.write_batch(batch, custom_metadata={"round": str(first)})
 
 
-def _stream(path: Path) -> _Batches:
+def stream_batches(path: Path) -> _Batches:
     """Yield the complete batches of a stream, whose end may be missing after a kill or a full disk."""
     with path.open("rb") as file:
         try:
@@ -179,10 +181,12 @@ def _write_tables(write: Callable[[pa.Table], None], batches: _Batches) -> None:
     write(pa.Table.from_batches(piece, CLIENT_SCHEMA))
 
 
-def _latest(known: pa.Table, since: pa.Table) -> pa.Table:
-    """Return `known`, with one row per client, updated by those rows of `since` that contain a measurement."""
-    rows = pa.concat_tables([known, since])
-    rows = rows.filter(rows["total"].is_valid())
-    client = rows["client"].to_numpy()
-    _, from_end = np.unique(client[::-1], return_index=True)  # the position of each client's last row
-    return rows.take(len(client) - 1 - from_end)
+def last_measured(clients: pa.Table) -> pa.Table:
+    """Return each client's last row with a test, in id order. clients: rows of `read_clients`."""
+    measured = clients.filter(pc.is_valid(clients["accuracy"])) if clients.num_rows else clients
+    if not measured.num_rows:
+        return measured
+    client, t = measured["client"].to_numpy(), measured["round"].to_numpy()
+    order = np.lexsort((t, client))
+    is_last = np.append(client[order][1:] != client[order][:-1], True)
+    return measured.take(order[is_last])

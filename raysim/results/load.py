@@ -14,6 +14,7 @@ from raysim.common.errors import ScenarioError
 from raysim.common.files import lock
 from raysim.common.parquet import read_parquet
 from raysim.common.results import LOCK, Summary
+from raysim.results.client_rows import CLIENT_SCHEMA, last_measured, stream_batches
 
 
 def read_rounds(folder: Path | str) -> pa.Table:
@@ -39,7 +40,8 @@ def read_clients(folder: Path | str) -> pa.Table:
     if not (folder / "clients.parquet").exists():
         # Between the two checks, the run may have ended and replaced the stream by the Parquet file.
         with contextlib.suppress(FileNotFoundError):
-            return _stream(folder / "clients.arrows")
+            batches = [batch for _, batch in stream_batches(folder / "clients.arrows")]
+            return pa.Table.from_batches(batches, batches[0].schema if batches else CLIENT_SCHEMA)
     return _parquet(folder, "clients.parquet")
 
 
@@ -72,17 +74,6 @@ def class_accuracy(folder: Path | str) -> pa.Table:
     by_class.insert(0, "name", pd.Series([names[c] if names else None for c in by_class.index], by_class.index, object))
     by_class["accuracy"] = by_class["correct"] / by_class["total"]
     return pa.Table.from_pandas(by_class.rename_axis("class").reset_index(), preserve_index=False)
-
-
-def last_measured(clients: pa.Table) -> pa.Table:
-    """Return each client's last row with a test, in id order. clients: rows of `read_clients`."""
-    measured = clients.filter(pc.is_valid(clients["accuracy"])) if clients.num_rows else clients
-    if not measured.num_rows:
-        return measured
-    client, t = measured["client"].to_numpy(), measured["round"].to_numpy()
-    order = np.lexsort((t, client))
-    is_last = np.append(client[order][1:] != client[order][:-1], True)
-    return measured.take(order[is_last])
 
 
 def read_summary(folder: Path | str) -> Summary:
@@ -135,14 +126,3 @@ def _parquet(folder: Path, name: str) -> pa.Table:
         raise ScenarioError(f"{folder} has no {name}: it is not a run folder, or no round is done yet.") from error
     except (OSError, pa.ArrowInvalid) as error:
         raise ScenarioError(f"{folder / name} cannot be read ({error}).") from error
-
-
-def _stream(path: Path) -> pa.Table:
-    batches, schema = [], pa.schema([])
-    # The file may end within a round, or before the names of the columns; earlier batches are complete.
-    with path.open("rb") as file, contextlib.suppress(pa.ArrowInvalid, OSError):
-        reader = pa.ipc.open_stream(file)
-        schema = reader.schema
-        for batch in reader:
-            batches.append(batch)
-    return pa.Table.from_batches(batches, schema)

@@ -14,10 +14,10 @@ from raysim.common.errors import ScenarioError
 from raysim.common.results import Summary, Tracker
 from raysim.data import datasets
 from raysim.engine.stop import Stop
+from raysim.results.client_rows import last_measured
 from raysim.results.folder import RunFolder
 from raysim.results.load import (
     class_accuracy,
-    last_measured,
     read_clients,
     read_partition,
     read_rounds,

@@ -18,7 +18,8 @@ import pyarrow.compute as pc
 from raysim.common.errors import ScenarioError
 from raysim.common.results import Summary
 from raysim.results.accuracies import DRAWABLE, Accuracy
-from raysim.results.load import last_measured, read_clients, read_rounds, read_summary, rounds_done
+from raysim.results.client_rows import last_measured
+from raysim.results.load import read_clients, read_rounds, read_summary, rounds_done
 from raysim.scenario.parse import flatten
 from raysim.scenario.schema import Section, Settings, decides
 from raysim.scenario.yaml_text import parse, read_text

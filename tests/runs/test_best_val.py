@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from raysim.common.errors import ScenarioError
-from raysim.results.load import last_measured, read_clients
+from raysim.results.client_rows import last_measured
+from raysim.results.load import read_clients
 from raysim.runs.run import Run, run
 from raysim.runs.verify import verify
 from tests.conftest import plain_runs
