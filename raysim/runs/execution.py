@@ -34,7 +34,7 @@ from raysim.results.folder import RunFolder
 from raysim.results.load import read_rounds
 from raysim.results.mlflow import MlflowTracker
 from raysim.results.plots import plot_accuracy
-from raysim.results.progress import make_display
+from raysim.results.progress import Display
 from raysim.runs.code import Code
 from raysim.runs.identity import INITIAL, Identity, checkpoint_storage
 from raysim.runs.machine import make_backend, metrics_tracker
@@ -77,7 +77,7 @@ class Execution:
     def __post_init__(self) -> None:
         self.scenario = scenario = self.data.scenario
         self.card = self.identity.card(self.data, self.folder.path)
-        self.display = make_display(scenario.rounds, scenario.clients.number, self.options.quiet)
+        self.display = Display(scenario.rounds, scenario.clients.number, self.options.quiet)
         self.mlflow = MlflowTracker(
             self.identity.tracking, scenario.tracking.experiment or scenario.name, scenario.tracking.tags
         )

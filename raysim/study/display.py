@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TextIO
 
-from rich.console import Console
-from rich.live import Live
-from rich.text import Text
-
 from raysim.common.errors import RunError
 from raysim.common.logs import show_logs
+from raysim.results.progress import Screen
 from raysim.results.units import human_seconds, plural
 from raysim.study.cells import CellState, State, Sweep, chosen_cells, counts, states_of
 from raysim.study.choice import with_choices
@@ -30,24 +26,17 @@ LINE_EVERY_S = 10.0
 
 
 class SweepDisplay:
-    """Prints a line whenever a cell begins or ends, and the progress of the sweep.
+    """Prints a line whenever a cell begins or ends, and shows the progress of the sweep and, live, the running cells.
 
-    live: show the progress and the running cells below these lines, as on a terminal, and not as a line every ten
-    seconds.
+    stream: default: standard error.
     """
 
-    def __init__(self, stream: TextIO, live: bool = False) -> None:
-        self.console = Console(file=stream, soft_wrap=not live)
-        self.live = Live(console=self.console, refresh_per_second=2) if live else None
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self.screen = Screen(stream or sys.stderr, LINE_EVERY_S)
         self.states: dict[str, str] = {}
-        self.shown_s = 0.0
         # (name, rounds) of the cells, which change when tuning starts other cells or more rounds
         self.phase: list[tuple[str, int]] = []
         self.began: tuple[float, int] | None = None  # time of the first reported round, and the rounds done by then
-
-    def print(self, text: str) -> None:
-        """Print one line."""
-        self.console.print(Text(text))
 
     def show(self, progress: SweepProgress) -> None:
         """Print states that have changed, and show the progress."""
@@ -58,14 +47,10 @@ class SweepDisplay:
             state = "running" if one.cell.name in running else one.state
             if self.states.setdefault(one.cell.name, one.state) != state:
                 self.states[one.cell.name] = state
-                self.print(f"{state:<11} {one.cell.name}")
-        if self.live is not None:
-            rounds = dict(self.phase)
-            cells = [f"  {name}  round {max(done, 0)}/{rounds[name]}" for name, done in progress.running]
-            self.live.update(Text("\n".join([*cells, self.line(progress)])))
-        elif time.monotonic() - self.shown_s >= LINE_EVERY_S:
-            self.shown_s = time.monotonic()
-            self.print(self.line(progress))
+                self.screen.print(f"{state:<11} {one.cell.name}")
+        rounds = dict(self.phase)
+        cells = [f"  {name}  round {max(done, 0)}/{rounds[name]}" for name, done in progress.running]
+        self.screen.show([*(cells if self.screen.is_live else []), self.line(progress)])
 
     def line(self, progress: SweepProgress) -> str:
         """Return the line with the number of cells per state, the done and planned rounds, and the remaining time."""
@@ -101,14 +86,14 @@ def _shown_state(state: CellState, running: Mapping[str, int]) -> State:
 
 @contextlib.contextmanager
 def shown_progress() -> Iterator[SweepDisplay]:
-    """Show progress and the sweep's log records on standard error, but not the log records of its runs.
-
-    Live on a terminal, plain lines elsewhere.
-    """
-    live = sys.stderr.isatty() and os.environ.get("TERM") not in {"dumb", "unknown"}
-    progress = SweepDisplay(sys.stderr, live)
-    with progress.live or contextlib.nullcontext(), show_logs(progress.print, "raysim.study"):
-        yield progress
+    """Show progress and the sweep's log records on standard error, but not the log records of its runs."""
+    progress = SweepDisplay()
+    progress.screen.start()
+    try:
+        with show_logs(progress.screen.print, "raysim.study"):
+            yield progress
+    finally:
+        progress.screen.stop()
 
 
 def run_and_show(

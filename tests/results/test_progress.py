@@ -7,7 +7,7 @@ from pathlib import Path
 
 from raysim.common.results import RunCard
 from raysim.results import progress as progress_module
-from raysim.results.progress import make_display
+from raysim.results.progress import Display
 
 CARD = RunCard("quick", "r1", Path("/runs/quick/r1"), {}, {}, "digits", "s", "d", "p", 10, 20, "fedgh-s1", {})
 
@@ -22,7 +22,7 @@ def values(t):
 
 
 def run(stream, rounds=30):
-    progress = make_display(rounds, 20, stream=stream)
+    progress = Display(rounds, 20, stream=stream)
     progress.open(CARD)
     for t in range(rounds + 1):
         progress.log(t, values(t), [])
@@ -46,7 +46,7 @@ def test_the_pace_is_that_of_the_last_ten_rounds(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(progress_module.time, "monotonic", lambda: now[0])
     stream = io.StringIO()
-    progress = make_display(30, 20, stream=stream)
+    progress = Display(30, 20, stream=stream)
     for t in range(15):
         now[0] += 100 if t < 6 else 1
         progress.log(t, {}, [])
