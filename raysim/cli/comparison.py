@@ -86,9 +86,9 @@ def sweep(
     """Run the scenarios of a sweep file, or of a grid of settings.
 
     Each of these scenarios is called a cell. Repeating the command skips finished cells, resumes interrupted ones and
-    runs the rest. A failed cell does not stop the others. Exit code 1: a cell is not done, or the comparison could not
-    be written. With --dry-run, exit code 2: a cell can never run, for example because its data is damaged. Data that is
-    not downloaded yet is not an error.
+    runs the rest. A failed cell does not stop the others. Exit code 1: a cell is not done, or results could not be
+    copied to an address. With --dry-run, exit code 2: a cell can never run, for example because its data is damaged.
+    Data that is not downloaded yet is not an error.
 
     Cells run as Ray tasks, several at a time. A cell runs with client actors instead if it has `backend: ray`, or a
     number of client actors or `overrides` in `resources`, or is too large for a task's share of the memory. Only

@@ -76,7 +76,7 @@ def upload(sweep: Sweep, run: Path | None = None) -> None:
         _put(fs, root, {name: file for name, file in files.items() if file.name == SUMMARY})
     except Exception as error:
         text = f"output: the results in {folder} could not be copied to {sweep.address} ({cause(error)})"
-        raise RunError(text) from error
+        raise RunError(f"{text}; run the same command to try again") from error
 
 
 def _files(folder: Path) -> list[Path]:

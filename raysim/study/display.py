@@ -99,7 +99,7 @@ def shown_progress() -> Iterator[SweepDisplay]:
 def run_and_show(
     sweep: Sweep, parallel: int | None = None, retry_failed: bool = False, only: Sequence[str] = ()
 ) -> int:
-    """Run a sweep, show progress and result; return the exit code, 1 if a cell or the comparison is missing.
+    """Run a sweep, show progress and result; return the exit code, 1 if a cell or a copy is missing.
 
     only: of `run_sweep`; the cells that it leaves out do not count as missing.
     """

@@ -7,10 +7,9 @@ import logging
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from raysim.common.errors import RaysimError, RunError, ScenarioError
+from raysim.common.errors import ScenarioError
 from raysim.common.files import hold, reason
 from raysim.data import datasets
 from raysim.results.store import check_uri
@@ -18,20 +17,14 @@ from raysim.runs.signals import interruptible, sigterm_kept
 from raysim.scenario.trackers import check_packages
 from raysim.study.cells import CellState, Sweep, chosen_cells, states_of
 from raysim.study.choice import JOURNAL, TRIALS, Tuning, TuningProgress, trials_frame, write_journal
-from raysim.study.compare import compare
 from raysim.study.copies import download, upload
-from raysim.study.pictures import draw
 from raysim.study.sweep_card import SWEEP_LOCK
-from raysim.study.tables import write_tables
 from raysim.study.workers import Show, run_cell, run_cells
 
 if TYPE_CHECKING:
     from raysim.engine.ray.tasks import Tasks
 
 logger = logging.getLogger(__name__)
-
-COMPARISON = "comparison"
-"""Name of the folder, inside the sweep's folder, for tables and figures."""
 
 
 def run_sweep(
@@ -51,7 +44,7 @@ def run_sweep(
     Raises:
         ScenarioError: another process runs this sweep, its folder cannot be used, or no cell has a name in `only`.
         KeyboardInterrupt: after Ctrl-C, once every running cell has finished its round.
-        RunError: the comparison of the cells could not be written, or copied to an address.
+        RunError: results could not be copied to the address.
     """
     chosen = {cell.name for cell in chosen_cells(sweep, only)}
     datasets.forget()
@@ -71,26 +64,17 @@ def run_sweep(
         states = {one.cell.name: one for one in states_of(sweep)}
         shown = {name: one for name, one in states.items() if name in chosen}
         left = [one for one in _left(shown.values(), retry_failed) if not one.cell.pending]
-        if left or _done(states.values()):
-            run_cells(left, shown, sweep, uri, tasks, show)
-            states |= shown
-            _finish(sweep, states)
-        return list(states.values())
-
-
-def _finish(sweep: Sweep, states: dict[str, CellState]) -> None:
-    """Read the states again, compare the results and copy them to the address. Raises `RunError`."""
-    # States are read again, because data files may have changed during the runs. A table must not mix two data sets.
-    datasets.forget()
-    now = states_of(sweep)
-    states |= {one.cell.name: one for one in now if "done" in (one.state, states[one.cell.name].state)}
-    try:
-        _compare(sweep, _done(states.values()))
+        run_cells(left, shown, sweep, uri, tasks, show)
+        states |= shown
+        # States are read again, because data files may have changed during the runs, and runs of two data sets must not
+        # both count as done.
+        datasets.forget()
+        now = states_of(sweep)
+        states |= {one.cell.name: one for one in now if "done" in (one.state, states[one.cell.name].state)}
         upload(sweep)
         if sweep.tuning is not None:
             upload(sweep.tuning.sweep)
-    except RaysimError as error:
-        raise RunError(f"{str(error).rstrip('.')}; run the same command to try again") from error
+        return list(states.values())
 
 
 def _left(states: Iterable[CellState], retry_failed: bool) -> list[CellState]:
@@ -140,19 +124,3 @@ def lock(sweep: Sweep, cleanup: contextlib.ExitStack) -> None:
     except OSError as error:
         raise ScenarioError(f"{sweep.output} cannot be written ({reason(error)}); choose a writable folder") from None
     cleanup.callback(os.close, handle)
-
-
-def _done(states: Iterable[CellState]) -> list[Path]:
-    return [one.folder for one in states if one.state == "done" and one.folder is not None]
-
-
-def _compare(sweep: Sweep, folders: Sequence[Path]) -> None:
-    """Write the comparison of these finished runs. Raises `RaysimError`."""
-    place = sweep.output / COMPARISON
-    try:
-        if folders:
-            comparison = compare(*folders)
-            write_tables(comparison, place)
-            draw(comparison, place)
-    except OSError as error:
-        raise RunError(f"{place} cannot be written ({reason(error)})") from error

@@ -105,7 +105,7 @@ class Study:
 
         Raises:
             ScenarioError: another process runs this study, its folder cannot be used, or no cell has a name in `only`.
-            RunError: the comparison of the cells cannot be written.
+            RunError: results cannot be copied to the address in `output`.
             KeyboardInterrupt: after Ctrl-C, once every running cell has finished its round.
         """
         from raysim.study.display import shown_progress

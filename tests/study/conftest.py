@@ -93,5 +93,4 @@ def pool(monkeypatch: pytest.MonkeyPatch, workplace: Path) -> Pool:
     """Cells run one after another in this process, not in Ray's."""
     pool = Pool()
     monkeypatch.setattr(ray_tasks, "Tasks", lambda function, limit: pool)
-    monkeypatch.setattr("raysim.study.loop.draw", lambda comparison, folder: [])  # takes a second
     return pool

@@ -105,8 +105,6 @@ def test_a_cell_that_is_left_out_is_not_compared_with_other_data(pool: Pool, wor
     (counted,) = comparison.variants[0].counted.values()
     assert comparison.variants[0].name == "fedavg" and counted.folder == states[0].folder
     assert any("unequal data" in note for note in comparison.notes)
-    table = (workplace / "runs" / "sweep" / "comparison" / "comparison.csv").read_text()
-    assert "fedavg" in table and "standalone" not in table
 
 
 def test_data_that_changes_while_a_sweep_runs_is_in_no_table_with_the_old(pool: Pool, workplace: Path) -> None:
@@ -131,13 +129,12 @@ def test_trials_on_changed_data_run_again(pool: Pool, workplace: Path) -> None:
 
 def test_another_baseline_and_other_targets_are_compared(pool: Pool, workplace: Path) -> None:
     def table() -> str:
-        (path,) = (workplace / "runs" / "sweep" / "comparison").glob("*.tex")
-        return path.read_text()
+        return repr(compare(workplace / "runs" / "sweep"))
 
     run_sweep(sweep_of(workplace, baseline="standalone", targets=[0.05]))
-    assert "vs standalone" in table() and r"5\%" in table()
+    assert "vs standalone" in table() and "5%" in table()
     run_sweep(sweep_of(workplace, baseline="fedgh", targets=[0.11]))
-    assert "vs fedgh" in table() and r"11\%" in table()
+    assert "vs fedgh" in table() and "11%" in table()
     assert pool.tasks == 2  # no cell was run again
 
 

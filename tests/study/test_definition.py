@@ -201,7 +201,7 @@ def test_own_methods_are_called_by_their_classes(base: Path, tmp_path: Path) -> 
     assert [cell.scenario.method for cell in sweep.cells] == ["Mine", "standalone"]
     with pytest.raises(ScenarioError, match=r"runs: .*'Mine' and 'Mine'"):
         load_sweep(write(tmp_path, grid={"algorithm.name": ["./my_file.py", "./twin.py"]}))
-    assert load_sweep(write(tmp_path, grid=grid, baseline="./my_file.py")).baseline == "./my_file.py"
+    assert load_sweep(write(tmp_path, grid=grid, baseline="./my_file.py")).facts.baseline == "./my_file.py"
 
 
 def test_a_baseline_may_be_a_name_in_runs(base: Path, tmp_path: Path) -> None:
