@@ -58,7 +58,6 @@ class Cell:
     given_seed: int | None  # None: the seed of the base
     published: tuple[Published, ...] = ()  # values that papers published for the label
     until: int | None = None  # the round after which the run is interrupted; None: the run does all its rounds
-    is_trial: bool = False  # whether the cell is a trial of a tuning
     pending: bool = False  # whether the cell cannot run yet, because tuning has not chosen its values
 
     @property
@@ -112,8 +111,7 @@ class CellMaker:
             _, name = _names(variant, of_seed, trial, None)
             raise ScenarioError(f"{self.file}: the cell {name!r}: {error}") from None
         label, name = _names(variant, of_seed, trial, scenario.method)
-        known = identity(scenario)
-        return Cell(name, label, changed, scenario, known, variant, seed, is_trial=trial is not None)
+        return Cell(name, label, changed, scenario, identity(scenario), variant, seed)
 
 
 @dataclass(frozen=True)

@@ -153,7 +153,6 @@ class Tuning:
             DECIDING[settings.select].part == "test",
             self.settings.seeds,
             [one.tuned for one in progress],
-            [cell.folder_name for cell in cells if not cell.pending],
         )
         return replace(sweep, cells=cells, facts=replace(sweep.facts, tuning=card))
 

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TextIO
 
@@ -14,7 +14,7 @@ from raysim.common.errors import RunError
 from raysim.common.logs import show_logs
 from raysim.results.progress import Screen
 from raysim.results.units import human_seconds, plural
-from raysim.study.cells import CellState, State, Sweep, chosen_cells, counts, states_of
+from raysim.study.cells import Sweep, chosen_cells, counts, states_of
 from raysim.study.choice import with_choices
 from raysim.study.loop import run_sweep
 from raysim.study.status import print_status
@@ -55,14 +55,14 @@ class SweepDisplay:
     def line(self, progress: SweepProgress) -> str:
         """Return the line with the number of cells per state, the done and planned rounds, and the remaining time."""
         running = dict(progress.running)
-        now = [replace(one, state=_shown_state(one, running)) for one in progress.states]
+        now = [replace(one, state="running") if one.cell.name in running else one for one in progress.states]
         done = total = 0
-        for one in progress.states:
+        for one in now:
             ran = one.cell.rounds if one.state == "done" else one.rounds
             reported = running.get(one.cell.name, -1)
             done += ran if reported < 0 else reported  # a cell that is being resumed has not reported a round yet
             # The remaining rounds of a failed cell are not planned.
-            total += ran if _shown_state(one, running) == "failed" else one.cell.rounds
+            total += ran if one.state == "failed" else one.cell.rounds
         if progress.stopping:
             cells = plural(len(running), "cell")
             ends = f"ending: {cells} will end after this round" if running else "ending"
@@ -73,15 +73,7 @@ class SweepDisplay:
         if self.began is not None and self.began[1] < done < total:
             left_s = (time.monotonic() - self.began[0]) / (done - self.began[1]) * (total - done)
             left = f", about {human_seconds(left_s)} left"
-        phase = "trials: " if any(one.cell.is_trial for one in progress.states) else ""
-        return f"{phase}{counts(now)}; {done} of {total} rounds{left}"
-
-
-def _shown_state(state: CellState, running: Mapping[str, int]) -> State:
-    """Return a cell's state to show. A trial that successive halving has paused is shown as waiting."""
-    if state.cell.name in running:
-        return "running"
-    return "waiting" if state.state == "interrupted" and state.cell.is_trial else state.state
+        return f"{counts(now)}; {done} of {total} rounds{left}"
 
 
 @contextlib.contextmanager

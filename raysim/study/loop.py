@@ -16,7 +16,7 @@ from raysim.results.store import check_uri
 from raysim.runs.signals import interruptible, sigterm_kept
 from raysim.scenario.trackers import check_packages
 from raysim.study.cells import CellState, Sweep, chosen_cells, states_of
-from raysim.study.choice import JOURNAL, TRIALS, Tuning, TuningProgress, trials_frame, write_journal
+from raysim.study.choice import TRIALS, Tuning, TuningProgress, trials_frame, write_journal
 from raysim.study.copies import download, upload
 from raysim.study.sweep_card import SWEEP_LOCK
 from raysim.study.workers import Show, run_cell, run_cells
@@ -92,8 +92,6 @@ def _tune(sweep: Sweep, tuning: Tuning, uri: str, tasks: Tasks, retry_failed: bo
         lock(tuning.sweep, cleanup)
         download(tuning.sweep)
         active = [one for one in progress if one.advance(retry_failed)]
-        if active:
-            (tuning.sweep.output / JOURNAL).unlink(missing_ok=True)
         while active:
             states = {state.cell.name: state for one in active for state in one.open}
             cells = tuple(state.cell for state in states.values())
@@ -108,8 +106,7 @@ def _tune(sweep: Sweep, tuning: Tuning, uri: str, tasks: Tasks, retry_failed: bo
     cells = tuple(state.cell for one in progress for trial in one.trials.values() for state in trial.states)
     replace(tuning.sweep, cells=cells).card().write(tuning.sweep.output)
     trials_frame(progress).to_csv(tuning.sweep.output / TRIALS, index=False)
-    if not (tuning.sweep.output / JOURNAL).exists():
-        write_journal(everything, progress)
+    write_journal(everything, progress)
     return everything.resolved(sweep, progress)
 
 

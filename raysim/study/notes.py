@@ -27,9 +27,9 @@ def missing_cells(runs: Sequence[RunRecord]) -> list[str]:
     begun = {run.cell_folder for run in runs}
     notes = []
     for folder, sweep in sweeps.items():
-        missing = [cell.label or name for name, cell in sweep.current.items() if folder / name not in begun]
+        missing = [cell.label or name for name, cell in sweep.cells.items() if folder / name not in begun]
         if missing:
-            what = f"{len(missing)} of {len(sweep.current)} cells of the sweep are missing"
+            what = f"{len(missing)} of {len(sweep.cells)} cells of the sweep are missing"
             notes.append(f"{folder.name}: {what}: {few(list(dict.fromkeys(missing)))}")
     return notes
 

@@ -43,7 +43,7 @@ class RunRecord:
     summary: Summary
     keys: Mapping[str, Any]  # the resolved scenario by dotted key
     sweep: SweepCard | None = None  # the sweep that the run belongs to
-    cell: CellCard | None = None
+    cell: CellCard | None = None  # None: without a sweep, or if the cell does not count any more
     select: str = "last"  # how the round of the measures is selected, one of `SELECT`
 
     @classmethod
@@ -55,7 +55,7 @@ class RunRecord:
         # A key that did not exist yet when the run was made has its default.
         keys = {**_default_keys(), **dict(flatten(parse(read_text(path), str(path))))}
         cell = sweep.cells.get(folder.resolve().parent.name) if sweep else None
-        return cls(folder, summary, keys, sweep if cell else None, cell)
+        return cls(folder, summary, keys, sweep, cell)
 
     @cached_property
     def rounds(self) -> pa.Table:
@@ -75,7 +75,7 @@ class RunRecord:
     @property
     def place(self) -> int:
         """The run's position in its sweep; 0 without a sweep."""
-        return list(self.sweep.cells).index(self.cell_folder.name) if self.sweep else 0
+        return list(self.sweep.cells).index(self.cell_folder.name) if self.sweep and self.cell else 0
 
     @property
     def is_finished(self) -> bool:
@@ -238,11 +238,11 @@ def find_runs(paths: Sequence[os.PathLike[str] | str]) -> list[RunRecord]:
 def counted_runs(runs: Sequence[RunRecord]) -> list[RunRecord]:
     """Return the runs that have finished a round and whose results count.
 
-    Cells that a tuned sweep no longer has do not count, nor do trials of a tuning beside other runs. Raises
+    Cells that their sweep no longer has do not count, nor do trials of a tuning beside other runs. Raises
     `ScenarioError` if no run is left.
     """
     kept = [run for run in runs if run.summary.get("rounds")]
-    kept = [run for run in kept if run.sweep is None or run.cell_folder.name in run.sweep.current]
+    kept = [run for run in kept if run.cell or run.sweep is None]
     kept = [run for run in kept if not (run.sweep and run.sweep.trials)] or kept
     if not kept:
         text = "no run has finished a round, or the sweep has changed since; run the sweep again"

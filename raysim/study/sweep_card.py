@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -73,8 +73,6 @@ class TuningCard:
     uses_test: bool  # whether that metric uses test samples
     seeds: Sequence[int]
     variants: Sequence[TunedVariant]
-    # Names of the folders with the final runs, whose values were chosen.
-    cells: Sequence[str] = field(default_factory=list)
 
     @property
     def notes(self) -> list[str]:
@@ -103,21 +101,13 @@ class SweepCard:
     """The facts about a sweep that its comparison needs."""
 
     about: str  # the opening comments of the sweep file and of its base
-    cells: Mapping[str, CellCard]  # name of the cell's folder -> cell
+    cells: Mapping[str, CellCard]  # name of the cell's folder -> cell, for the cells that count
     baseline: str | None = None
     targets: Sequence[float] | None = None
     targets_on: str = "all"  # the clients whose mean accuracy must reach a target: all, all_current or participants
     tuning: TuningCard | None = None  # the values that were chosen for these cells
     trials: bool = False  # whether the cells are trials of a tuning
     format: int = FORMAT
-
-    @property
-    def current(self) -> Mapping[str, CellCard]:
-        """The cells whose values are those that the tuning chose last; without tuning, all cells."""
-        if self.tuning is None:
-            return self.cells
-        chosen = frozenset(self.tuning.cells)
-        return {name: cell for name, cell in self.cells.items() if name in chosen}
 
     @classmethod
     def read(cls, folder: Path) -> SweepCard | None:
@@ -135,10 +125,10 @@ class SweepCard:
     def write(self, folder: Path) -> None:
         """Write the card. Cells of earlier cards come first, because the last run of a variant and seed counts.
 
-        Earlier cells without a run do not stay: the sweep was edited before they began. Raises `OSError`,
-        `ScenarioError`.
+        Earlier cells without a run do not stay: the sweep was edited before they began. Nor do those of a tuned sweep,
+        which may have values that are no longer chosen. Raises `OSError`, `ScenarioError`.
         """
-        earlier = self.read(folder)
+        earlier = None if self.tuning else self.read(folder)
         others = {
             name: cell
             for name, cell in (earlier.cells if earlier else {}).items()

@@ -14,7 +14,7 @@ from tests.study.runs import make_run
 
 A = TunedVariant("A", 16, 84, 0, 3, 0.91234, [ChosenValue("training.lr", "0.3", "upper")])
 B = TunedVariant("B", 16, 84, 2, 5, 0.5, [ChosenValue("training.lr", "0.1"), ChosenValue("x", "1", "lower")])
-CARD = TuningCard("random", "accuracy/val", False, [101, 102], [A, B], cells=["A", "B"])
+CARD = TuningCard("random", "accuracy/val", False, [101, 102], [A, B])
 
 
 def test_a_choice_at_an_edge_has_a_mark() -> None:
@@ -42,7 +42,7 @@ def test_a_comparison_shows_the_tuning_of_its_sweep(tmp_path: Path) -> None:
     }  # fmt: skip
     assert list(found.notes[: len(CARD.notes)]) == CARD.notes
     assert not any(note.startswith("unequal settings: training.lr") for note in found.notes)
-    SweepCard("", {name: CellCard(name) for name in "AB"}, tuning=replace(CARD, cells=["C"])).write(tmp_path)
+    SweepCard("", {"C": CellCard("C")}, tuning=CARD).write(tmp_path)
     with pytest.raises(ScenarioError, match="run the sweep again"):
         compare(tmp_path)
 
@@ -68,7 +68,7 @@ def test_values_that_were_tuned_for_each_task_do_not_split_a_method(tmp_path: Pa
             make_run(tmp_path / name / "1", method, algorithm={}, data=data, training=training)
             tuned.append(replace(A, label=name, chosen=[ChosenValue("training.lr", str(rate))]))
             cells[name] = CellCard(name)
-    card = replace(CARD, variants=tuned, cells=list(cells))
+    card = replace(CARD, variants=tuned)
     SweepCard("", cells, baseline="standalone", tuning=card).write(tmp_path)
     found = compare(tmp_path)
     assert found.baseline == "standalone" and {one.method for one in found.variants} == {"fedgh", "standalone"}
@@ -84,7 +84,7 @@ def test_a_choice_that_equals_another_variant_is_a_row_of_its_own(tmp_path: Path
             make_run(tmp_path / f"{name}{seed}" / "1", seed=seed, accuracy=[0, 0.1 * seed])
             cells[f"{name}{seed}"] = CellCard(name, runs=(name,))
     variants = [replace(A, label="tuned", chosen=[ChosenValue("training.epochs", "1")])]
-    card = replace(CARD, variants=variants, cells=list(cells))
+    card = replace(CARD, variants=variants)
     SweepCard("", cells, baseline="default", tuning=card).write(tmp_path)
     found = compare(tmp_path)
     assert [(one.name, len(one.runs)) for one in found.variants] == [("default", 3), ("tuned", 3)]
