@@ -115,17 +115,13 @@ class RunFolder:
         self._restored = True
         return latest
 
-    def write_text(self, name: str, text: str) -> None:
-        """Write a text file, such as `scenario.yaml`, into the folder. Raises `RunError` if that fails."""
-        self.write(name, text.encode())
-
-    def write(self, name: str, content: bytes) -> None:
-        """Write a file into the folder or a sub-folder. Raises `RunError` if that fails."""
+    def write(self, name: str, content: str | bytes) -> None:
+        """Write a file, such as `scenario.yaml`, into the folder or a sub-folder. Raises `RunError` if that fails."""
         with self._writing(self.path / name):
             if not self.path.exists():  # the next line must not create a deleted folder again
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
             (self.path / name).parent.mkdir(parents=True, exist_ok=True)
-            write_bytes(self.path / name, content)
+            write_bytes(self.path / name, content.encode() if isinstance(content, str) else content)
 
     def open(self, card: RunCard) -> None:
         """Open the files, and write the status "running". Raises `ScenarioError` if that fails."""

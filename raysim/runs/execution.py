@@ -215,7 +215,7 @@ class Execution:
 
     def _write_inputs(self) -> None:
         """Write the inputs of a new run: the scenario as given, the partition and the initial state."""
-        self.folder.write_text("scenario.yaml", self.scenario.text)
+        self.folder.write("scenario.yaml", self.scenario.text)
         dataset = self.data.dataset
         table = self.data.partition.table(dataset.label_M, dataset.class_names)
         pq.write_table(table, self.folder.path / "partition.parquet")
@@ -242,10 +242,10 @@ class Execution:
     def _open(self) -> None:
         """Write the resolved scenario, the user's own code and `run.json`, and open the trackers."""
         scenario = self.scenario
-        self.folder.write_text("resolved.yaml", scenario.resolved_yaml())
+        self.folder.write("resolved.yaml", scenario.resolved_yaml())
         for name, source in scenario.own_code.files.items():
             self.folder.write(f"{CODE}/{name}", source.text)
-        self.folder.write_text("run.json", self.identity.json())
+        self.folder.write("run.json", self.identity.json())
         for tracker in self.trackers:
             tracker.open(self.card)
         if self.checkpoints is not None and self.checkpoints.saved_round is not None:
@@ -293,7 +293,7 @@ class Execution:
         if isinstance(error, HookError) and error.trace:
             self.facts["hook"] = error.hook
             with contextlib.suppress(RunError):  # an error of a full disk must not replace the error of the hook
-                self.folder.write_text("logs/error.txt", error.trace)
+                self.folder.write("logs/error.txt", error.trace)
         return failure
 
     def _close(self, status: Status, summary: Summary) -> None:

@@ -31,8 +31,8 @@ def wait_until(condition, timeout_s=120.0):
 
 def test_a_finished_run(store, tmp_path, make_card, make_rows, monkeypatch, capfd):
     folder = RunFolder.create(tmp_path / "runs" / "quick", "r1")
-    folder.write_text("scenario.yaml", "name: quick\n")
-    folder.write_text("private.txt", "stays")
+    folder.write("scenario.yaml", "name: quick\n")
+    folder.write("private.txt", "stays")
     (folder.path / "plots").mkdir()
     (folder.path / "plots" / "accuracy.png").write_bytes(b"png")
     card = make_card(folder.path)
