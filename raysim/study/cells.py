@@ -27,6 +27,7 @@ from raysim.runs.code import Code, versions
 from raysim.scenario.data import data_digests, input_digests
 from raysim.scenario.origin import override_key
 from raysim.scenario.parse import ParsedScenario, parse_scenario
+from raysim.scenario.scenario import Scenario
 from raysim.scenario.schema import decides
 from raysim.scenario.yaml_text import UNREADABLE, Dumper, load_value
 from raysim.study.published import Published
@@ -175,6 +176,14 @@ def identity(scenario: ParsedScenario) -> str:
     method = Code.of(scenario.algorithm, scenario.own_code).method
     text = json.dumps({**deciding, "method": method}, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def valid(scenario: ParsedScenario) -> Scenario | None:
+    """Return the scenario after all checks; None if it is invalid, which its run will report."""
+    try:
+        return Scenario.of(scenario)
+    except ScenarioError:
+        return None
 
 
 def placed(cell: Cell, sweep: Sweep, sets: Sequence[str] = ()) -> ParsedScenario:

@@ -13,7 +13,7 @@ from typing import TextIO
 from raysim.common.errors import RunError
 from raysim.common.logs import show_logs
 from raysim.results.progress import Screen
-from raysim.results.units import human_seconds, plural
+from raysim.results.units import human_seconds
 from raysim.study.cells import Sweep, chosen_cells, counts, states_of
 from raysim.study.choice import with_choices
 from raysim.study.loop import run_sweep
@@ -64,9 +64,7 @@ class SweepDisplay:
             # The remaining rounds of a failed cell are not planned.
             total += ran if one.state == "failed" else one.cell.rounds
         if progress.stopping:
-            cells = plural(len(running), "cell")
-            ends = f"ending: {cells} will end after this round" if running else "ending"
-            return f"{ends}; {done} of {total} rounds are done"
+            return f"ending after this round; {done} of {total} rounds are done"
         if self.began is None and max(running.values(), default=-1) >= 0:
             self.began = time.monotonic(), done
         left = ""

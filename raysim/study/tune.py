@@ -15,10 +15,9 @@ from raysim.core.fields import Range as Bounds
 from raysim.scenario.deciding import DECIDING, missing_setting, rounds_between
 from raysim.scenario.origin import Origin, override_key
 from raysim.scenario.parse import ParsedScenario
-from raysim.scenario.scenario import Scenario
 from raysim.scenario.schema import AtLeastOne, Metric, Section, decides
 from raysim.scenario.sentences import unknown_key, validated
-from raysim.study.cells import Cell, Sweep
+from raysim.study.cells import Cell, Sweep, valid
 from raysim.study.choice import Candidate, Tuning
 from raysim.study.space import Space, ValueRange, domain, number_of_points
 from raysim.study.sweep_card import SweepCard
@@ -190,17 +189,10 @@ def _check_trials(tuning: Tuning, candidate: Candidate) -> None:
     if setting := missing_setting(tune.select, scenario.evaluation):
         text = f"{tune.select} given, but it needs {setting}; set that key"
         raise ScenarioError(text, key="tune.select", origin=file)
-    if DECIDING[tune.select].part == "val" and _split(scenario) == "published":
+    checked = valid(scenario)
+    if DECIDING[tune.select].part == "val" and checked is not None and checked.split == "published":
         text = (
             f"{tune.select} given, but clients have no validation samples with data.split: published; "
             "choose another metric or, unless the partition is hks, set data.split to pooled811 or pfedhn"
         )
         raise ScenarioError(text, key="tune.select", origin=file)
-
-
-def _split(scenario: ParsedScenario) -> object:
-    """Return how a scenario splits each client's samples; "" if the scenario is invalid."""
-    try:
-        return Scenario.of(scenario).split
-    except ScenarioError:
-        return ""  # the cell itself will report this error

@@ -33,8 +33,7 @@ from raysim.runs.preview import client_memory_mb, samples_mb
 from raysim.runs.resume import LostCheckpointsError
 from raysim.runs.run import Run, run
 from raysim.runs.signals import interruptible
-from raysim.scenario.scenario import Scenario
-from raysim.study.cells import Cell, CellState, Sweep, in_quotes, placed, state_of
+from raysim.study.cells import Cell, CellState, Sweep, in_quotes, placed, state_of, valid
 from raysim.study.copies import replaced, upload
 from raysim.study.sweep_card import SWEEP_LOCK
 
@@ -141,10 +140,8 @@ def is_large(cell: Cell, parallel: int | None) -> bool:
     numbers = (resources.actors, resources.clients_per_actor)
     if "backend" in scenario.given or numbers != ("auto", "auto") or resources.overrides:
         return True
-    try:
-        checked = Scenario.of(scenario)
-    except ScenarioError:
-        return False  # the task will report the error
+    if (checked := valid(scenario)) is None:
+        return False
     cpus = os.cpu_count() or 1
     # Number of tasks on this machine.
     at_once = min(parallel or cpus, cpus) if os.environ.get("RAY_ADDRESS") else parallel or cpus
