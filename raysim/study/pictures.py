@@ -12,7 +12,7 @@ import numpy as np
 
 from raysim.common.errors import ScenarioError
 from raysim.common.text import distinct, expanded, shortened
-from raysim.results.accuracies import DRAWABLE, OWN
+from raysim.results.accuracies import OWN
 from raysim.results.figures import (
     COLOURS,
     INCHES,
@@ -187,7 +187,6 @@ def plot(given: Sequence[str], kind: str, width: Width = "one-column", metric: s
     Raises:
         ScenarioError: a run does not exist, is damaged or lacks the data, or this kind cannot show the metric.
     """
-    accuracy = DRAWABLE[metric]
     if kind == "confusion" and metric not in CONFUSED:
         raise ScenarioError(f"--metric: {metric} given, but --kind confusion needs one of {', '.join(CONFUSED)}")
     runs = [run for text in given for run in _runs_of(text)]
@@ -198,8 +197,8 @@ def plot(given: Sequence[str], kind: str, width: Width = "one-column", metric: s
         shown = compare(*(run.folder for run in runs), targets=[], metric=metric)
     figure = KINDS[kind](shown, width)
     if figure is None:
-        needs = f"{accuracy.needs}{', and whose scenario has `system`' if kind == 'virtual-time' else ''}"
-        raise ScenarioError(f"{', '.join(given)}: no values of {metric} for --kind {kind}; choose a run {needs}")
+        text = f"no values of {metric} for --kind {kind}; choose runs that have measured them"
+        raise ScenarioError(f"{', '.join(given)}: {text}")
     return figure
 
 

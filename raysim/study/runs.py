@@ -128,11 +128,6 @@ class RunRecord:
         series = pd.Series(values, self.rounds["round"].to_numpy())
         return series[np.isfinite(values)]
 
-    def _best_round(self, metric: str) -> int | None:
-        """Return the first round, from 1, with the greatest value of a metric; None if no round has a value."""
-        values = self.series(metric).loc[1:]
-        return None if values.empty else int(values.idxmax())
-
     def clients_of(self, measure: str) -> pa.Table:
         """Return one row per client, by id: `client`, `model`, and in `accuracy` the client's value of a measure.
 
@@ -147,8 +142,9 @@ class RunRecord:
         return found.select([name for name in ("client", "model", "accuracy") if name in found.column_names])
 
     def _round_of(self, metric: str, way: str) -> int | None:
-        """Return the round of a metric's maximum, or the round that validation selects; None if it is not known."""
-        return self._best_round(metric if way in ("best", "round") else f"accuracy/{way}")
+        """Return the round, from 1, of a metric's maximum, or that validation selects; None if it is not known."""
+        values = self.series(metric if way in ("best", "round") else f"accuracy/{way}").loc[1:]
+        return None if values.empty else int(values.idxmax())
 
     def measures(self, targets: Sequence[float], targets_on: str = "all") -> dict[str, float]:
         """Measure -> value, for each measure that this run has; a target that it never reaches has no measure.
@@ -212,9 +208,6 @@ def of_clients(accuracy: Accuracy, clients: pa.Table, until: int | None = None) 
     table = others.append_column("accuracy", value)
     if until is not None:
         table = table.filter(pc.less_equal(table["round"], until))
-    if accuracy.one_round:
-        tested = table.filter(pc.is_valid(table["accuracy"]))
-        table = tested.filter(pc.equal(tested["round"], pc.max(tested["round"]))) if tested.num_rows else tested
     return last_measured(table)
 
 
