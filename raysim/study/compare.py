@@ -217,7 +217,7 @@ class Comparison:
             "variant": variant.name,
             "method": variant.method,
             "keys": variant.keys,
-            "tuned": variant.tuned_values,
+            "tuned": ", ".join(f"{key}={value}" for key, value in variant.chosen.items()),
             "measure": measure,
             "n": len(values),
             "runs": len(self.pairs(variant.name)),

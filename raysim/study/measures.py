@@ -54,11 +54,6 @@ class Measure(NamedTuple):
         meaning = f": {METRICS[self.metric]}" if self.metric in METRICS else ""
         return f"{self.metric}{UNITS[self.unit]}, {WAYS[self.way]}{meaning}"
 
-    @property
-    def is_fraction(self) -> bool:
-        """Whether it is an accuracy or another measure in [0, 1], which tables show in per cent."""
-        return self.metric.startswith("accuracy/") and self.metric != "accuracy/jain" and self.way != "round"
-
 
 MEASURES: Mapping[str, Measure] = {
     "last": Measure("final accuracy", "accuracy/all", short=["last"]),
@@ -114,7 +109,11 @@ TO_TARGET: Mapping[str, Measure] = {
 }
 """Name of a cost until a target accuracy A is reached -> measure. Column titles end with A, as in `rounds to 50%`."""
 
-ACCURACIES = frozenset(name for name, measure in MEASURES.items() if measure.is_fraction)
+ACCURACIES = frozenset(
+    name
+    for name, of in MEASURES.items()
+    if of.metric.startswith("accuracy/") and of.metric != "accuracy/jain" and of.way != "round"
+)
 """Measures in [0, 1], which tables show in per cent."""
 
 _TO_TARGET = re.compile(rf"({'|'.join(TO_TARGET)})_to_(?:0\.\d+|1(?:\.0+)?)")

@@ -52,14 +52,14 @@ def _unequal_settings(variants: Sequence[Variant]) -> list[str]:
     """
     scenarios = [next(iter(variant.counted.values())).deciding for variant in variants]
     named = {key for variant in variants for key in variant.keys}
-    named -= {*BUDGET, *(key for variant in variants for key in variant.tuned_keys)}
+    named -= {*BUDGET, *(key for variant in variants for key in variant.chosen)}
     notes = []
     for key in dict.fromkeys(key for scenario in scenarios for key in scenario):
         if key in named or key.startswith("algorithm."):
             continue
         having: dict[str, dict[str, None]] = {}  # value -> names of methods
         for variant, scenario in zip(variants, scenarios, strict=True):
-            value = "tuned" if key in variant.tuned_keys else str(scenario.get(key))
+            value = "tuned" if key in variant.chosen else str(scenario.get(key))
             having.setdefault(value, {})[variant.method] = None
         if len(having) > 1:
             notes.append(f"unequal settings: {key} is {_values(having)}")

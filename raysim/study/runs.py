@@ -78,11 +78,6 @@ class RunRecord:
         return list(self.sweep.cells).index(self.cell_folder.name) if self.sweep and self.cell else 0
 
     @property
-    def is_finished(self) -> bool:
-        """Whether the run has done all its rounds."""
-        return self.summary.get("status") == "finished"
-
-    @property
     def seed(self) -> int:
         """The scenario's seed."""
         return int(self.keys["seed"])

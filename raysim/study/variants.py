@@ -10,7 +10,7 @@ from raysim.common.text import distinct
 from raysim.plugins.registry import Reference
 from raysim.study.published import Published
 from raysim.study.runs import RunRecord
-from raysim.study.sweep_card import ChosenValue, TuningCard
+from raysim.study.sweep_card import TuningCard
 
 
 @dataclass(frozen=True)
@@ -39,14 +39,12 @@ class Variant:
 
     @property
     def method(self) -> str:
-        """The variant's name without its task."""
-        return self.method_label or self.plain_method
+        """The variant's name without its task.
 
-    @property
-    def plain_method(self) -> str:
-        """The algorithm's name, followed by `key=value` for each differing key that is not part of the task."""
+        Without a name in `runs`: the algorithm's name, followed by `key=value` for each differing key of the method.
+        """
         own = [_assigned(key, self.keys[key]) for key in self.keys if key != "algorithm.name" and not is_task(key)]
-        return " ".join([self.called, *own])
+        return self.method_label or " ".join([self.called, *own])
 
     @property
     def counted(self) -> Mapping[Any, RunRecord]:
@@ -54,7 +52,7 @@ class Variant:
 
         The runs of one cell of a sweep may have different data, if the data was changed; only one of them counts.
         """
-        runs = sorted(self.runs, key=lambda run: run.is_finished)
+        runs = sorted(self.runs, key=lambda run: run.summary.get("status") == "finished")
         of_cell = {run.cell_folder: run for run in runs if run.cell}
         return {run.pair: run for run in runs if of_cell.get(run.cell_folder, run) is run}
 
@@ -62,11 +60,6 @@ class Variant:
     def called(self) -> str:
         """The algorithm's name in tables."""
         return self.runs[0].method
-
-    @property
-    def algorithm(self) -> str:
-        """The algorithm's name in the scenario."""
-        return self.runs[0].algorithm
 
     @property
     def run_names(self) -> list[str]:
@@ -80,22 +73,12 @@ class Variant:
         return list({id(one): one for run in self.runs if run.sweep and (one := run.sweep.tuning)}.values())
 
     @property
-    def chosen(self) -> list[ChosenValue]:
-        """The values that a tuning has chosen for this variant."""
+    def chosen(self) -> Mapping[str, str]:
+        """Key -> the value that a tuning has chosen for this variant, as YAML."""
         labels = {run.cell.label for run in self.runs if run.cell}  # empty if the sweep has only one variant
         variants = (one for tuning in self.tunings for one in tuning.variants)
         tuned = (one for one in variants if one.label in labels or "" in labels)
-        return [chosen for one in tuned for chosen in one.chosen]
-
-    @property
-    def tuned_keys(self) -> frozenset[str]:
-        """The keys whose values a tuning has chosen for this variant."""
-        return frozenset(one.key for one in self.chosen)
-
-    @property
-    def tuned_values(self) -> str:
-        """The tuned keys with their values, such as `training.lr=0.1, algorithm.mu=1`."""
-        return ", ".join(f"{one.key}={one.value}" for one in self.chosen)
+        return {chosen.key: chosen.value for one in tuned for chosen in one.chosen}
 
     @property
     def published(self) -> Mapping[str, Published]:
@@ -194,7 +177,7 @@ def baselines_of(variants: Sequence[Variant], baseline: str) -> tuple[str, list[
         return baseline, named
     reference = Reference.of(baseline)  # None unless it names the file of a custom method
     name = baseline if reference is None else reference.name
-    methods = {one.method for one in variants if name in (one.method, one.name, one.called, one.algorithm)}
+    methods = {one.method for one in variants if name in (one.method, one.name, one.called, one.runs[0].algorithm)}
     if len(methods) != 1:
         return baseline, []
     (method,) = methods
