@@ -29,11 +29,6 @@ class Accuracy:
         """The label, in two lines, of an axis with means over clients."""
         return f"mean {self.kind},\n{self.whose}"
 
-    @property
-    def client_label(self) -> str:
-        """The label, in two lines, of an axis with single clients."""
-        return f"{self.kind} of a\nclient's {self.network}"
-
 
 _RECEIVED = "all clients after they received the server's current message"
 

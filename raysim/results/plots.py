@@ -149,7 +149,7 @@ def draw_boxes(groups: Mapping[str, Floats], accuracy: Accuracy, width: Width = 
     margin = 0.03 * (high - low)  # leaves room for whole markers and caps at 0 and 100 %
     axes.set_ylim(low - margin, high + margin)
     per_cent_axis(axes.yaxis)
-    axes.set_ylabel(accuracy.client_label)
+    axes.set_ylabel(f"{accuracy.kind} of a\nclient's {accuracy.network}")
     axes.set_xlabel("each box: the clients of all seeds; dot: mean")
     return figure
 

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from raysim.common.errors import ScenarioError
 from raysim.common.results import Summary
-from raysim.results.accuracies import DRAWABLE, Accuracy
+from raysim.results.accuracies import DRAWABLE
 from raysim.results.client_rows import last_measured
 from raysim.results.load import read_clients, read_rounds, read_summary, rounds_done
 from raysim.scenario.parse import flatten
@@ -130,11 +130,14 @@ class RunRecord:
         """
         metric, way = MEASURES[measure].metric, MEASURES[measure].way
         until = None if way == "last" else self._round_of(metric, way)
-        clients = self.clients
-        if until is None and way != "last":
-            clients = clients.slice(0, 0)
-        found = of_clients(DRAWABLE[metric], clients, until)
-        return found.select([name for name in ("client", "model", "accuracy") if name in found.column_names])
+        clients, columns = self.clients, DRAWABLE[metric].columns
+        if not columns or not {*columns} <= {*clients.column_names} or (until is None and way != "last"):
+            return clients.slice(0, 0)
+        value, *total = (pc.cast(clients[name], pa.float64()) for name in columns)
+        if total:
+            value = pc.divide(value, pc.if_else(pc.greater(total[0], 0), total[0], None))
+        table = clients.select(["round", "client", "model"]).append_column("accuracy", value)
+        return last_measured(table if until is None else table.filter(pc.less_equal(table["round"], until)))
 
     def _round_of(self, metric: str, way: str) -> int | None:
         """Return the round, from 1, of a metric's maximum, or that validation selects; None if it is not known."""
@@ -185,25 +188,6 @@ class RunRecord:
     def absent(self) -> int:
         """The number of clients that have not taken part in any round."""
         return int(self._value(Measure("", "engine/absent_clients")) or 0)
-
-
-def of_clients(accuracy: Accuracy, clients: pa.Table, until: int | None = None) -> pa.Table:
-    """One row per client, in id order, with the client's accuracy in the column `accuracy`.
-
-    clients: of `read_clients`. until: the last round that counts; default: the last one in which a client has a value.
-    The table is empty if no client has one.
-    """
-    if not accuracy.columns or not {"round", "client", *accuracy.columns} <= set(clients.column_names):
-        return clients.slice(0, 0)
-    value, *total = (pc.cast(clients[name], pa.float64()) for name in accuracy.columns)
-    if total:
-        (count,) = total
-        value = pc.divide(value, pc.if_else(pc.greater(count, 0), count, None))
-    others = clients.drop_columns("accuracy") if "accuracy" in clients.column_names else clients
-    table = others.append_column("accuracy", value)
-    if until is not None:
-        table = table.filter(pc.less_equal(table["round"], until))
-    return last_measured(table)
 
 
 def find_runs(paths: Sequence[os.PathLike[str] | str]) -> list[RunRecord]:

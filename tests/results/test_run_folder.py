@@ -32,7 +32,7 @@ def test_schema_follows_client_row():
 
 
 def test_finished_run(run, make_rows, tmp_path):
-    run.write_text("scenario.yaml", "name: quick  # ä\n")
+    run.write("scenario.yaml", "name: quick  # ä\n")
     run.log(0, {"accuracy/all": 0.1}, make_rows(0, 20))
     run.log(1, {"accuracy/all": 0.2, "comm/up_bytes": 2**40, "client/angle": math.nan}, make_rows(1, 20))
     run.close("finished", {"best": math.nan, "where": Path("x"), "n": {"a": (1, 2)}})
