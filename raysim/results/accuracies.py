@@ -13,6 +13,7 @@ class Accuracy:
     metric: str  # the column of rounds.parquet
     kind: str  # kind of samples, as in "test accuracy"
     whose: str  # clients and their networks, as in "all clients' own networks"
+    needs: str  # which runs have this metric, as a phrase: "a run ..."
     network: str = ""  # a client's network, as in "own network"
     columns: Sequence[str] = ()  # column of clients.parquet with accuracies, or those with correct and all samples
     std: str = ""  # metric with the standard deviation over clients
@@ -34,22 +35,26 @@ _RECEIVED = "all clients after they received the server's current message"
 
 _ALL = (
     Accuracy(
-        "accuracy/all", "test accuracy", "all clients' own networks",
+        "accuracy/all", "test accuracy", "all clients' own networks", "that has tested all clients",
         "own network", ("accuracy",), "accuracy/all_std", "accuracy/worst_decile",
     ),
     Accuracy(
         "accuracy/all_current", "test accuracy", "all clients' current networks",
-        "current network", ("current_accuracy",),
+        "with evaluation.clients: all", "current network", ("current_accuracy",),
         "accuracy/all_current_std", "accuracy/all_current_worst_decile", _RECEIVED,
     ),
-    Accuracy("accuracy/participants", "test accuracy", "participants"),
-    Accuracy("accuracy/global", "accuracy on the whole test set", "participants"),
+    Accuracy("accuracy/participants", "test accuracy", "participants", "that has tested participants"),
     Accuracy(
-        "accuracy/val", "validation accuracy", "all clients' own networks",
-        "own network", ("val_correct", "val_total"),
+        "accuracy/global", "accuracy on the whole test set", "participants",
+        "with evaluation.global_test: true",
     ),
     Accuracy(
-        "accuracy/val_current", "validation accuracy", "all clients' current networks", "current network",
+        "accuracy/val", "validation accuracy", "all clients' own networks",
+        "whose clients have validation samples", "own network", ("val_correct", "val_total"),
+    ),
+    Accuracy(
+        "accuracy/val_current", "validation accuracy", "all clients' current networks",
+        "whose clients have validation samples, with evaluation.clients: all", "current network",
         ("current_val_correct", "current_val_total"), explained=_RECEIVED,
     ),
 )  # fmt: skip

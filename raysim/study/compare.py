@@ -350,7 +350,7 @@ def _refuse_unmeasured(runs: Sequence[RunRecord], select: str, metric: str | Non
         text = f"--select: {select} given, but {without[0]} did not measure accuracy/{select}"
         raise ScenarioError(f"{text}; use --select last, or leave out this run")
     if metric is not None and all(run.series(metric).empty for run in runs):
-        text = f"--metric: {metric} given, but no run measured this metric; `raysim describe {metric}` explains it"
+        text = f"--metric: {metric} given, but no run measured this metric; choose a run {DRAWABLE[metric].needs}"
         raise ScenarioError(text)
 
 

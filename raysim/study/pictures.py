@@ -12,7 +12,7 @@ import numpy as np
 
 from raysim.common.errors import ScenarioError
 from raysim.common.text import distinct, expanded, shortened
-from raysim.results.accuracies import OWN
+from raysim.results.accuracies import DRAWABLE, OWN
 from raysim.results.figures import (
     COLOURS,
     INCHES,
@@ -197,8 +197,8 @@ def plot(given: Sequence[str], kind: str, width: Width = "one-column", metric: s
         shown = compare(*(run.folder for run in runs), targets=[], metric=metric)
     figure = KINDS[kind](shown, width)
     if figure is None:
-        text = f"no values of {metric} for --kind {kind}; choose runs that have measured them"
-        raise ScenarioError(f"{', '.join(given)}: {text}")
+        needs = f"{DRAWABLE[metric].needs}{', and whose scenario has `system`' if kind == 'virtual-time' else ''}"
+        raise ScenarioError(f"{', '.join(given)}: no values of {metric} for --kind {kind}; choose a run {needs}")
     return figure
 
 
