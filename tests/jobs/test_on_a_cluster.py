@@ -179,13 +179,13 @@ class Output(str):
     code: int
 
 
-def command(*words: str, address: str) -> Output:
+def command(*words: str, address: str | None) -> Output:
     """Run a command; returns what it printed."""
     shown = io.StringIO()
     code: Any = 0
     try:
         with redirect_stdout(shown), redirect_stderr(shown):
-            main([*words, "--address", address])
+            main([*words, *(["--address", address] if address else [])])
     except SystemExit as ended:
         code = ended.code or 0
     output = Output(shown.getvalue())
@@ -276,7 +276,7 @@ def test_a_sweep(head: Head, raysim: Any, tracking_store: str, tmp_path: Path) -
     assert len(head.nodes_of_tasks("_work")) == 2
     assert raysim("fetch", "few").startswith("runs/few: ")
     assert raysim("fetch", "few").startswith("runs/few: ")
-    listed = raysim("sweep", str(file), "--set", "rounds=2", "--status")
+    listed = raysim("sweep", str(file), "--set", "rounds=2", "--status", address=None)  # a command without a cluster
     assert (listed.code, listed.splitlines()[-1]) == (0, "2 done"), listed
     assert [len(variant.runs) for variant in compare("runs/few").variants] == [2]
     for seed in (1, 2):
