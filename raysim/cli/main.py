@@ -67,7 +67,7 @@ def launch(scenario: str, sets: tuple[str, ...], dry_run: bool, quiet: bool) -> 
     """
     from raysim.scenario.parse import parse_scenario
 
-    parsed = parse_scenario(scenario, sets)  # the imports below take seconds, for which a wrong key should not wait
+    parsed = parse_scenario(scenario, sets)  # before the imports below, which take seconds, so that errors come at once
     if dry_run:
         from raysim.cli.show import show_preview
         from raysim.runs.preview import preview

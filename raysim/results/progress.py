@@ -74,7 +74,7 @@ class Display:
     """
 
     def __init__(self, rounds: int, clients: int, quiet: bool = False, stream: TextIO | None = None) -> None:
-        """stream: default: standard error."""
+        """quiet: show nothing. stream: where to show the progress; None: standard error."""
         self._rounds, self._clients = rounds, clients
         self._screen = Screen(stream or sys.stderr, _LINE_EVERY_S, quiet)
         self._done = 0
@@ -109,7 +109,7 @@ class Display:
 
     def within(self, done: int, of: int) -> None:
         """Show, in a terminal, that `done` of the `of` participants of the current round are done."""
-        # After a very short round, the display has no time to show this.
+        # A terminal is drawn a few times per second, so the count of a very short round is never seen.
         self._now = f"{done}/{of} clients" if 0 < done < of else ""
         if self._screen.is_live:
             self._show()

@@ -174,7 +174,7 @@ class Identity:
                 **({"held_out_clients": sorted(scenario.held_out)} if scenario.held_out else {}),
                 "participants_per_round": min(scenario.participants, data.able),
                 "dataset": {"name": dataset.name, "source": dataset.source, "digest": dataset.digest},
-                **({"public_digest": public} if public else {}),  # digest of another data set with public samples
+                **({"public_digest": public} if public else {}),  # of the public data set, if it is another one
                 "partition_digest": data.partition.digest,
                 "inputs": data.inputs,
                 "versions": versions(),
