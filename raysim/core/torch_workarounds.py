@@ -7,7 +7,7 @@ import re
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from operator import is_
 from typing import Any, cast
 from weakref import WeakKeyDictionary
@@ -75,6 +75,19 @@ def _count_attention_on_cpus() -> None:
 
 
 _count_attention_on_cpus()
+
+
+def _without_vmap_warning() -> None:
+    """Silence the warning of `torch.func.vmap` about operations without a batching rule.
+
+    Reason: it comes once per process. Where warnings are errors, the first group of a process would be trained one by
+    one, the next ones together, with other rounding. Delete when: pooling under vmap does not warn.
+    """
+    with suppress(AttributeError):  # if a version of torch has no such switch, the warning stays
+        torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[attr-defined]
+
+
+_without_vmap_warning()
 
 
 @contextmanager
