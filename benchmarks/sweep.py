@@ -4,7 +4,7 @@ python benchmarks/sweep.py [--methods N] [--seeds N] [--rounds N] [--parallel N]
 
 Runs `raysim sweep` in an empty folder, and compares its wall-clock time with the cells' seconds for training,
 aggregation and evaluation, divided by the number of cores. The difference is the time for starting workers, reading
-data, MLflow, files and the comparison. Then `raysim compare` on the sweep is timed.
+data, MLflow and files. Then `raysim compare` on the sweep is timed.
 --kill: also check that a kill loses nothing. `kill -9` ends the driver once half of the cells are done, and the same
 command runs the rest; the wall-clock time is the sum of both. Afterwards, every cell must have exactly one finished
 run, cells that were done must not have run again, and three cells, drawn with a fixed seed, must have the same digest
@@ -172,7 +172,7 @@ def main() -> None:
         ends: list[Callable[[], None]] = []
         if given.nodes:
             address, ends = cleanup.enter_context(cluster_of(given.nodes))
-            os.environ["RAY_ADDRESS"] = address  # the command joins this cluster
+            command = ["env", f"RAY_ADDRESS={address}", *command]  # only the sweep joins this cluster
         load, begin_s = os.getloadavg()[0], time.perf_counter()
         before: dict[str, list[Path]] = {}
         if given.kill:

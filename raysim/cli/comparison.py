@@ -270,7 +270,7 @@ def report(runs: tuple[str, ...], baseline: str | None, select: str, metric: str
     click.echo(write(*folders_of(runs), output=output, baseline=baseline, select=select, metric=metric))
 
 
-# The keys of `comparison.pictures.KINDS`, repeated because an import of that module imports torch and delays `raysim
+# The keys of `study.pictures.KINDS`, repeated because an import of that module imports torch and delays `raysim
 # --help`.
 PLOTS = ("curves", "bytes", "virtual-time", "boxes", "clients", "confusion")
 

@@ -162,7 +162,8 @@ def _show_algorithm(console: Console, name: str) -> None:
     cls = algorithm_class(name if reference is None else reference.name)
     module = inspect.getmodule(cls)
     console.print(_reflowed((module and module.__doc__) or cls.__doc__), overflow="fold")
-    console.print(f"\nPaper: {cls.paper}")
+    based = "" if "paper" in vars(cls) else " of the method on which it is based"
+    console.print(f"\nPaper{based}: {cls.paper}")
     console.print(f"File:  {file}")
     console.print(f"Architectures: {_architectures(cls)}")
     for way, messages in zip(("Down", "Up"), _messages(cls) or (), strict=False):

@@ -75,7 +75,7 @@ def show_preview(found: Preview, scenario: Scenario) -> None:
     console.print(
         f"Estimated time on CPUs like this one: {human_seconds(found.total_s / scenario.rounds)} per round, "
         f"{human_seconds(found.total_s)} in total, of which tests take {human_seconds(found.tests_s)} of CPU time. "
-        "Not included: the start, the server's work, and sending messages.\n"
+        "Not included: the start, the server's work, sending messages, and the gain of float16.\n"
         f"Estimated memory: about {memory / 1024:.1f} GiB: up to {process_mb:.0f} MiB in each of "
         f"{count} process{'' if count == 1 else 'es'}, {weights_mb:.0f} MiB of client weights, and "
         f"{stored_mb:.0f} MiB of samples per node. Not included: messages, the "

@@ -23,14 +23,16 @@ def read_own_code(decides: Mapping[Path, bool]) -> OwnCode:
     """Read files, and the files that they import from their folder, their project or the current folder.
 
     decides: a file -> whether results may depend on it. Raises `ScenarioError` if a file cannot be read or parsed, two
-    have the same name, or a module of that name is installed.
+    have the same name, or a file's name cannot be that of a module or is that of an installed one.
     """
     return OwnCode.merged(_read(path, one) for path, one in decides.items())
 
 
 def _read(path: Path, decides: bool) -> OwnCode:
-    if _is_installed(path.stem, path):
-        raise ScenarioError(f"{path}: an installed module also has the name {path.stem!r}; rename the file")
+    if "." in path.stem or _is_installed(path.stem, path):
+        raise ScenarioError(
+            f"{path}: a module cannot have the name {path.stem!r}, or an installed one has it; rename the file"
+        )
     return OwnCode(dict(_with_imports(path, decides)))
 
 

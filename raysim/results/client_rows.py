@@ -112,14 +112,14 @@ class ClientRows:
                 since = pa.concat_tables([since, pa.Table.from_batches([batch])])
                 # Merging after each round would be slow: a round has few rows, but there may be many clients.
                 if since.num_rows >= latest.num_rows:
-                    latest, since = last_measured(pa.concat_tables([latest, since])), since.slice(0, 0)
+                    latest, since = last_measured(pa.concat_tables([latest, since]), "total"), since.slice(0, 0)
             _write(writer, t, _batch([]))
         self.close_stream()
         self._file, self._writer = file, writer
         if self.parquet.exists():
             sync_folder(self.parquet.parent)
             self.parquet.unlink()
-        rows = last_measured(pa.concat_tables([latest, since])).to_pylist()
+        rows = last_measured(pa.concat_tables([latest, since]), "total").to_pylist()
         return {row["client"]: ClientRow(**row) for row in rows}
 
     def _until(self, t: int) -> _Batches:
@@ -181,9 +181,12 @@ def _write_tables(write: Callable[[pa.Table], None], batches: _Batches) -> None:
     write(pa.Table.from_batches(piece, CLIENT_SCHEMA))
 
 
-def last_measured(clients: pa.Table) -> pa.Table:
-    """Return each client's last row with a test, in id order. clients: rows of `read_clients`."""
-    measured = clients.filter(pc.is_valid(clients["accuracy"])) if clients.num_rows else clients
+def last_measured(clients: pa.Table, column: str = "accuracy") -> pa.Table:
+    """Return each client's last row with a value in a column, in id order. clients: rows of `read_clients`.
+
+    A client without test samples is tested too, for its other samples: it has a `total` of 0, and no `accuracy`.
+    """
+    measured = clients.filter(pc.is_valid(clients[column])) if clients.num_rows else clients
     if not measured.num_rows:
         return measured
     client, t = measured["client"].to_numpy(), measured["round"].to_numpy()

@@ -121,8 +121,8 @@ class Identity:
         """Raise `ScenarioError` if the code of the method or of raysim has changed."""
         if changes := self.code.changes(now):
             raise ScenarioError(
-                f"{folder}: the code of this run has changed: {', '.join(changes)}; restore it (the folder {CODE} of "
-                "the run has copies of your own files), or resume the run with the new code by `raysim resume "
+                f"{folder}: the code of this run has changed: {', '.join(changes)}; restore it (the run uses the "
+                f"copies of your own files in its folder {CODE}) or resume the run with the new code by `raysim resume "
                 "--code-changed` (code_changed=True in Python); a sweep starts it again if you delete its folder"
             )
 

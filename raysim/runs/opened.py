@@ -88,7 +88,7 @@ class OpenedRun:
                 raise ScenarioError(f"client {k!r} given, but {self.folder} has clients 0 to {last}")
 
     def checkpoint(self, t: Round = None) -> Checkpoint:
-        """Return the checkpoint of round `t`. Raises `ScenarioError` if it is missing or damaged.
+        """Return the checkpoint of round `t`. Raises `ScenarioError` if it is missing or its manifest is damaged.
 
         The list of checkpoints is read again, because a run in progress replaces them.
         """

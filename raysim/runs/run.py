@@ -46,7 +46,8 @@ if TYPE_CHECKING:
 class Run:
     """A run, opened by its folder or, if it is below ./runs, by its id.
 
-    A property or method raises `ScenarioError` if a file that it needs is missing or damaged; the others still work.
+    A property or method raises `ScenarioError` if a file that it needs is missing or damaged, and `CheckpointError` if
+    it is a file of a checkpoint; the others still work.
 
     Attributes:
         folder: the run folder, an absolute path.

@@ -49,7 +49,7 @@ def _taken(folder: Path, init: Init, plan: Plan, data: RunData) -> tuple[Initial
     # The digests are compared here, because the backend takes the data.
     had, have = ((one.dataset.digest, one.partition.digest) for one in (source.data, data))
     _refuse_other_clients(source, plan)
-    # An earlier checkpoint must not replace a damaged one, and `checkpoint` skips damaged ones.
+    # An earlier checkpoint must not replace a damaged one, and `checkpoint` skips damaged manifests.
     checkpoint = source.checkpoint(None if init.round == "last" else init.round)
     if source.store.damage:
         raise ScenarioError(f"{source.folder}: {source.store.damage[-1]}; restore that file")

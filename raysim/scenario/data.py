@@ -169,13 +169,15 @@ def public_samples(parsed: ParsedScenario, dataset: DatasetSpec) -> tuple[int, i
             name: one.train_size
             for name, one in DATASETS.items()
             # The clients' own samples must not be public. The shape of a user's own samples is not known here.
-            if name != parsed.data.name and (one.input_spec == dataset.input_spec or not dataset.train_size)
+            if name != parsed.data.name
+            and one.train_size
+            and (one.input_spec == dataset.input_spec or not dataset.train_size)
         }
         size = others.get(public.name, 0)
         if not size:
             raise ScenarioError(
-                f"{public.name!r} given{suggest(public.name, others)}; allowed: another published data set, with "
-                "samples of the same shape; see `raysim list datasets`",
+                f"{public.name!r} given{suggest(public.name, others)}; allowed: another published data set of a fixed "
+                f"size, with samples of the same shape: {', '.join(others) or 'none'}",
                 key="data.public.name",
             )
         return min(size, public.samples or size), 0

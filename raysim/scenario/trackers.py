@@ -23,7 +23,7 @@ TRACKERS: Mapping[str, type] = {"tensorboard": TensorBoard, "wandb": Wandb}
 
 
 def check_trackers(parsed: ParsedScenario) -> None:
-    """Raise `ScenarioError` if an entry names no tracker, or has an option that its tracker lacks.
+    """Raise `ScenarioError` if an entry names no tracker, or has an option that its tracker, a dataclass, lacks.
 
     Imports custom trackers, but creates none.
     """
@@ -44,7 +44,7 @@ def check_packages(parsed: ParsedScenario) -> None:
 def trackers_of(parsed: ParsedScenario, given: Sequence[Tracker] = ()) -> list[Tracker]:
     """Return the trackers in `given` and in the scenario. Exceptions of the scenario's trackers name the tracker.
 
-    Raises `ScenarioError` if one cannot be created or lacks a method.
+    Raises `ScenarioError` if one lacks a method, `HookError` if its constructor raises.
     """
     check_packages(parsed)
     trackers = [_complete(one, getattr(one, "__name__", type(one).__name__), "trackers") for one in given]

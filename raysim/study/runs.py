@@ -124,7 +124,7 @@ class RunRecord:
         return series[np.isfinite(values)]
 
     def clients_of(self, measure: str) -> pa.Table:
-        """Return one row per client, by id: `client`, `model`, and in `accuracy` the client's value of a measure.
+        """Return one row per client, by id: `client`, `model`, and in `accuracy` the client's last value of a measure.
 
         Empty if clients have no values of their own, or if the round of the measure is not known.
         """
@@ -210,14 +210,14 @@ def find_runs(paths: Sequence[os.PathLike[str] | str]) -> list[RunRecord]:
 def counted_runs(runs: Sequence[RunRecord]) -> list[RunRecord]:
     """Return the runs that have finished a round and whose results count.
 
-    Cells that their sweep no longer has do not count, nor do trials of a tuning beside other runs. Raises
+    In a sweep's folder, only runs of its present cells count. Trials of a tuning do not count beside other runs. Raises
     `ScenarioError` if no run is left.
     """
     kept = [run for run in runs if run.summary.get("rounds")]
     kept = [run for run in kept if run.cell or run.sweep is None]
     kept = [run for run in kept if not (run.sweep and run.sweep.trials)] or kept
     if not kept:
-        text = "no run has finished a round, or the sweep has changed since; run the sweep again"
+        text = "no run has finished a round, or none belongs to a cell that the sweep in this folder has now"
         raise ScenarioError(f"{runs[0].folder.parent}: {text}")
     return kept
 

@@ -48,7 +48,7 @@ def tell(make_rows):
             values = {"accuracy/all": t / 10, "comm/up_bytes": 2**40 + t, "client/odd": math.nan if t % 2 else 0.5}
             values |= {"server/z": t} if t >= 2 else {}
             values |= {"client/a": 1 / 3} if t >= 4 else {}
-            rows = make_rows(t, 0 if t == 3 else 6)
+            rows = [untestable(r) if r.client == 5 else r for r in make_rows(t, 0 if t == 3 else 6)]
             dice = random.Random(t)
             folder.log(t, values, [unmeasured(r) if dice.random() < 0.4 else r for r in rows])
 
@@ -93,6 +93,11 @@ def continue_run(make_card, tell):
 
 def unmeasured(row):
     return dataclasses.replace(row, accuracy=None, correct=None, total=None, loss=None)
+
+
+def untestable(row):
+    """The row of a client without test samples: it was tested on its validation samples."""
+    return dataclasses.replace(row, accuracy=None, correct=0, total=0, loss=None)
 
 
 def contents(path):
@@ -220,6 +225,7 @@ def test_what_was_kept(begin):
     latest = folder.truncate(4)
     expected = {row["client"]: row for row in rows if row["round"] <= 4 and row["total"] is not None}
     assert len({row["round"] for row in expected.values()}) > 1  # not all in the last round
+    assert expected[5]["total"] == 0
     assert {client: dataclasses.asdict(row) for client, row in latest.items()} == expected
     folder.close("failed", {})
     assert read_rounds(folder.path)["round"].to_pylist() == list(range(5))

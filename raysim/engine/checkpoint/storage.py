@@ -63,10 +63,10 @@ class Storage:
 
     def names(self) -> list[str]:
         """Return the names of all files and folders, sorted; none if the folder does not exist yet."""
-        with self._errors() as (fs, root):
+        with self._errors() as (fs, root), contextlib.suppress(FileNotFoundError):
             fs.invalidate_cache()
-            entries = fs.ls(root, detail=False) if fs.exists(root) else []
-        return sorted(str(one).rpartition("/")[2] for one in entries)
+            return sorted(str(one).rpartition("/")[2] for one in fs.ls(root, detail=False))
+        return []
 
     def remove(self, name: str) -> None:
         """Remove a file, if it exists."""

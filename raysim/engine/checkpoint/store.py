@@ -66,7 +66,7 @@ class CheckpointStore:
 
     storage: Storage
     kept: list[Checkpoint] = field(default_factory=list)  # from the oldest to the newest
-    damage: list[str] = field(default_factory=list)  # one sentence per unusable checkpoint
+    damage: list[str] = field(default_factory=list)  # one sentence per damaged manifest
 
     @classmethod
     def open(cls, storage: Storage) -> CheckpointStore:
