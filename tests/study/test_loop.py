@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -104,3 +106,24 @@ def test_an_interrupt_ends_cells_after_their_round(workplace: Path) -> None:
     states = states_of(sweep)
     assert counts(states) == "2 interrupted, 1 waiting"
     assert all(state.rounds >= 1 for state in states[:2])
+
+
+@pytest.mark.large
+def test_sigterm_ends_a_sweep_in_the_background_of_a_script(workplace: Path) -> None:
+    """There, processes ignore Ctrl-C from the beginning."""
+    sweep = sweep_of(workplace, "rounds=100000", grid={"algorithm.name": ["standalone"]})
+    begin = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); from raysim.cli.main import main; main()"
+    command = [sys.executable, "-c", begin, "sweep", str(workplace / "sweep.yaml"), "--set", "rounds=100000"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if " of 100000 rounds" in line and "; 0 of" not in line:
+                break
+        process.terminate()
+        try:
+            output, _ = process.communicate(timeout=120)
+        finally:
+            process.kill()
+    assert process.returncode == 130, output
+    (state,) = states_of(sweep)
+    assert state.state == "interrupted" and state.rounds >= 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -149,5 +150,7 @@ class _Board:
 
 def _work(function: Function, name: str, task: Any, board: Any) -> Any:
     """Run the function in a process of Ray."""
+    # A script's background process ignores Ctrl-C, and so do the processes that it starts; `Tasks.end` needs it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     board.report.remote(name, -1)
     return function(task, Stop(quiet=True), lambda done: board.report.remote(name, done))
