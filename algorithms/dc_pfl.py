@@ -185,7 +185,7 @@ class DCPFL(Algorithm[Global, ClassStatistics, Global]):
         server.state = Global(w, *self._known(server.state, mean_D))
 
     def exposed(self, client: Client, up: ClassStatistics) -> OutputOf:
-        # An attack has a client with one sample, whose covariance is zero.
+        # In the attack, the client has one sample, so its covariance is zero and exposes nothing more.
         return OutputOf(client.net.features, up.mean_SD)
 
     def _refit(self, header: Weights, virtual_GD: Tensor, label_G: Tensor, rng: torch.Generator) -> float:

@@ -73,9 +73,8 @@ class Shared:
     def message_to(self, client: ClientId) -> Update | Mentee | None:
         """Return the message that gives a client the current version; None if the client has it.
 
-        A mentee applies to every version, an update only to the version before it. The last round's participants have
-        that version, and in round 2 all clients do. Other clients get the mentee itself. A client's version is unknown
-        until it answers; if it does not, because its upload is not finite, it gets the mentee itself the next time.
+        A client with the version before the current one gets the last round's message. Every other client gets the
+        whole mentee. A client's version is unknown from each message to it until the server has its upload.
         """
         held = self.holds.pop(client, None)
         if held == self.version:

@@ -41,9 +41,10 @@ from raysim.core.ward import ward
 
 @message
 class Teachers:
-    """The teacher of each of a client's samples, in data order."""
+    """What each of a client's samples is taught, in data order."""
 
-    teacher_NC: Tensor  # mean logits of a cluster; with `all`, the mean distribution of the sample's clusters
+    # The mean logits of the sample's cluster; with `all`, the mean of the distributions of all clusters of the sample.
+    teacher_NC: Tensor
 
 
 @message

@@ -28,5 +28,5 @@ class StragglerDraws:
         return int(rng.integers(1, epochs, endpoint=True)) if rng.random() < self.share else epochs
 
     def mean(self, epochs: int) -> float:
-        """Return the mean of `epochs` over many rounds."""
+        """Return the expected epochs of a client in a round. epochs: those of a client that is no straggler."""
         return (1 - self.share) * epochs + self.share * (1 + epochs) / 2

@@ -341,9 +341,10 @@ def _narrow(optimizer: Optimizer, instead: Mapping[Tensor, Tensor], active: int)
 
 
 def _source(jobs: Sequence[FitJob]) -> Callable[[int], tuple[Batch, list[int]]]:
-    """Return a function from M to the next batch of the first M jobs, stacked, and each job's number of real samples.
+    """Return a function that stacks the next batches of the first M jobs. It is called with M.
 
-    Shorter batches are padded by repeating their first sample with weight 0.
+    It returns the stacked batch, and the number of each job's samples without padding. Shorter batches are padded by
+    repeating their first sample with weight 0.
     """
     kinds = {(type(job.batches), getattr(getattr(job.batches, "data", None), "transform", None)) for job in jobs}
     first = jobs[0].batches

@@ -209,7 +209,7 @@ def own_training_of(parsed: ParsedScenario) -> dict[int, Training]:
             raise parsed.origin.error(
                 (*key, "nesterov"), "true given, which needs the optimizer sgd and a momentum greater than 0"
             )
-        if key == ("training",):  # of all other clients
+        if key == ("training",):  # the settings of all other clients
             continue
         if not clients:
             raise parsed.origin.error(
