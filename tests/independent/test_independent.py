@@ -289,15 +289,11 @@ SLIPS: list[tuple[str, str, ModuleType, str, Callable[[Function], Function]]] = 
 """(method, slip, module, function, function of the right function that returns a wrong one)"""
 
 
-def slips() -> Iterator[Any]:
-    """Yield all slips; those that are not the first of their method are for `make test-large`."""
-    seen: set[str] = set()
-    for name, what, *rest in SLIPS:
-        yield pytest.param(name, *rest, id=f"{name}: {what}", marks=pytest.mark.large if name in seen else ())
-        seen.add(name)
-
-
-@pytest.mark.parametrize(("name", "module", "function", "wrong"), [*slips()])
+@pytest.mark.large
+@pytest.mark.parametrize(
+    ("name", "module", "function", "wrong"),
+    [pytest.param(name, *rest, id=f"{name}: {what}") for name, what, *rest in SLIPS],
+)
 def test_a_slip_exceeds_the_tolerance(
     runs: Runs,
     monkeypatch: pytest.MonkeyPatch,

@@ -92,6 +92,7 @@ def namespace() -> list[str]:
     return command
 
 
+@pytest.mark.large
 def test_only_the_owner_on_this_machine_gets_in(namespace: list[str], tmp_path: Path) -> None:
     environ = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | {"HOME": str(tmp_path)}
     done = subprocess.run(
