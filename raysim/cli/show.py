@@ -49,25 +49,10 @@ def show_preview(found: Preview, scenario: Scenario) -> None:
         f"Data: {data.name}, {data.train_size:,} training and {data.test_size:,} test samples, {data.input_spec}, "
         f"{data.num_classes} classes"
     )
-    actors = new_table("Client actors", "actors", "clients", "clients per actor", "CPUs each", "GPUs each")
-    for group in found.layout.groups:
-        pinned = " (pinned)" if group.pinned else ""
-        actors.add_row(
-            str(group.actors),
-            str(len(group.clients)),
-            f"{len(group.clients) / group.actors:.3g}{pinned}",
-            f"{group.cpus_per_actor:g}",
-            f"{group.gpus_per_actor:g}",
-        )
     alone = scenario.backend == "in_process"  # one process does all work, without actors
     if not alone:
-        console.print(actors)
-    models = new_table("Architectures", "model", "clients", "parameters", "one step on this CPU")
-    several = len({model.name for model in found.models}) < len(found.models)
-    for model in found.models:
-        name = f"{model.name}, batches of {model.batch_size}" if several else model.name
-        models.add_row(name, str(model.clients), f"{model.params:,}", f"{model.step_s * 1e3:.3g} ms")
-    console.print(models)
+        console.print(_actors(found))
+    console.print(_architectures(found))
     count = 1 if alone else found.layout.num_actors + 2  # with the server and the driver
     process_mb = psutil.Process().memory_info().rss / 2**20  # this process has the imports of an actor
     weights_mb, stored_mb = client_memory_mb(scenario), samples_mb(scenario)
@@ -84,6 +69,31 @@ def show_preview(found: Preview, scenario: Scenario) -> None:
     for note in found.notes:
         console.print(f"Note: {note}")
     console.print("This was a dry run: the scenario was not run.")
+
+
+def _actors(found: Preview) -> Table:
+    """Return a table with a row per group of equal actors."""
+    actors = new_table("Client actors", "actors", "clients", "clients per actor", "CPUs each", "GPUs each")
+    for group in found.layout.groups:
+        pinned = " (pinned)" if group.pinned else ""
+        actors.add_row(
+            str(group.actors),
+            str(len(group.clients)),
+            f"{len(group.clients) / group.actors:.3g}{pinned}",
+            f"{group.cpus_per_actor:g}",
+            f"{group.gpus_per_actor:g}",
+        )
+    return actors
+
+
+def _architectures(found: Preview) -> Table:
+    """Return a table with a row per architecture, or per architecture and batch size."""
+    models = new_table("Architectures", "model", "clients", "parameters", "one step on this CPU")
+    several = len({model.name for model in found.models}) < len(found.models)
+    for model in found.models:
+        name = f"{model.name}, batches of {model.batch_size}" if several else model.name
+        models.add_row(name, str(model.clients), f"{model.params:,}", f"{model.step_s * 1e3:.3g} ms")
+    return models
 
 
 def show_finding(finding: Finding) -> None:

@@ -253,7 +253,7 @@ def make_partition(
     share_NC, note = _shares(setting, class_count_C, num_clients, rng)
     if isinstance(setting, Pathological) and share_NC is not None:
         _check_holders(class_count_C, (share_NC > 0).sum(0), num_clients, name)
-    index, client, dealt_to = [], [], []
+    index, places = [], []
     for part, pool in enumerate(pools):
         if not len(pool):
             continue
@@ -266,19 +266,22 @@ def make_partition(
             count_NC = counts.largest_remainder(class_count_C, share_NC.T, none_empty=few).T
             if part > 0:
                 count_NC = counts.top_up(count_NC, 1, share_NC)
-        if shares is not None:
-            count_NCP = counts.split_cells(count_NC, shares)
-        else:
-            count_NCP = np.zeros((*count_NC.shape, len(PARTS)), np.int64)
-            count_NCP[..., part] = count_NC
-        position, place = counts.deal(label_M[pool], count_NCP, rng)
+        position, place = counts.deal(label_M[pool], _by_part(count_NC, part, shares), rng)
         index.append(pool[position])
-        client.append(place // len(PARTS))
-        dealt_to.append(place % len(PARTS))
-    index_Q, client_Q, part_Q = np.concatenate(index), np.concatenate(client), np.concatenate(dealt_to)
-    masks = [part_Q == part for part in range(len(PARTS))]
+        places.append(place)
+    client_Q, part_Q = np.divmod(np.concatenate(places), len(PARTS))
+    index_Q, masks = np.concatenate(index), [part_Q == part for part in range(len(PARTS))]
     shards = (make_shards(index_Q[mask_Q], client_Q[mask_Q], num_clients) for mask_Q in masks)
     return Partition(*shards, notes=(note,) if note else ())
+
+
+def _by_part(count_NC: Ints, part: int, shares: counts.Shares | None) -> Ints:
+    """Divide counts of samples among the parts, [N, C, P]: by shares or, without them, all to one part."""
+    if shares is not None:
+        return counts.split_cells(count_NC, shares)
+    count_NCP = np.zeros((*count_NC.shape, len(PARTS)), np.int64)
+    count_NCP[..., part] = count_NC
+    return count_NCP
 
 
 def _left_out(name: str, num_ids: int, num_kept: int, min_samples: int) -> tuple[str, ...]:

@@ -170,29 +170,7 @@ def _columns(path: Path, schema: Any, settings: Files) -> _Columns:
     for key, name in (("data.label", settings.label), ("data.partition.by", settings.by)):
         if name is not None and name not in type_of:
             raise ScenarioError(f"{path} has no column {name!r}; its columns are {few(schema.names)}", key=key)
-    if settings.features:
-        chosen: dict[str, None] = {}
-        for pattern in settings.features:
-            matching = [pattern] if pattern in type_of else [name for name in type_of if fnmatchcase(name, pattern)]
-            if not matching:
-                raise ScenarioError(
-                    f"{pattern!r} given, but {path} has no such column; its columns are {few(schema.names)}",
-                    key="data.features",
-                )
-            chosen.update(dict.fromkeys(matching))
-        names = list(chosen)
-        if settings.label in names:
-            raise ScenarioError(
-                f"the label column {settings.label!r} cannot be a feature; give names or patterns that do not match it",
-                key="data.features",
-            )
-    else:
-        names = [name for name in schema.names if name not in (settings.label, settings.by)]
-        if index := [name for name in names if name in ("", "Unnamed: 0") or name.startswith("__index_level_")]:
-            raise ScenarioError(
-                f"{path}: column {index[0]!r} is an index that pandas wrote; list the columns of features",
-                key="data.features",
-            )
+    names = _feature_names(path, schema.names, settings)
     images = [name for name in names if _is_image(type_of[name])]
     lists = [name for name in names if _is_list(type_of[name])]
     if images and not settings.features:
@@ -214,6 +192,36 @@ def _columns(path: Path, schema: Any, settings: Files) -> _Columns:
                 key="data.features",
             )
     return _Columns("numbers", names, settings.label, settings.by)
+
+
+def _feature_names(path: Path, present: Sequence[str], settings: Files) -> list[str]:
+    """Return the columns of features: those that `features` selects, else all but label and id. Raises ScenarioError.
+
+    present: all columns of the file.
+    """
+    if not settings.features:
+        names = [name for name in present if name not in (settings.label, settings.by)]
+        if index := [name for name in names if name in ("", "Unnamed: 0") or name.startswith("__index_level_")]:
+            raise ScenarioError(
+                f"{path}: column {index[0]!r} is an index that pandas wrote; list the columns of features",
+                key="data.features",
+            )
+        return names
+    chosen: dict[str, None] = {}
+    for pattern in settings.features:
+        matching = [pattern] if pattern in present else [name for name in present if fnmatchcase(name, pattern)]
+        if not matching:
+            raise ScenarioError(
+                f"{pattern!r} given, but {path} has no such column; its columns are {few(present)}",
+                key="data.features",
+            )
+        chosen.update(dict.fromkeys(matching))
+    if settings.label in chosen:
+        raise ScenarioError(
+            f"the label column {settings.label!r} cannot be a feature; give names or patterns that do not match it",
+            key="data.features",
+        )
+    return list(chosen)
 
 
 def _is_image(kind: Any) -> bool:
