@@ -165,6 +165,19 @@ def public() -> str:
     return markdown(["method", "last", "total MiB", "minus Standalone"], lines, right=range(1, 4))
 
 
+def beside_standalone(name: str) -> str:
+    """Return accuracies of methods, minus those of Standalone with the same networks."""
+    lines = []
+    for networks, group in groupby(read(RESULTS / f"{name}.csv"), lambda row: row["networks"]):
+        rows = list(group)
+        last = {row["method"]: by_seed(rows, row["method"], "last", "method") for row in rows}
+        for method, value in last.items():
+            settings = next(row["settings"] for row in rows if row["method"] == method)
+            gain = "-" if method == "Standalone" else difference(value, last["Standalone"])
+            lines.append([networks, method, settings, f"{fmean(value.values()):.2f}", gain])
+    return markdown(["networks", "method", "settings", "last", "minus Standalone"], lines, right=(3, 4))
+
+
 def robust_rules() -> str:
     """Return FedAvg's accuracy by attack and by rule, and what each rule costs without an attack."""
     rows = read(RESULTS / "robust_rules.csv")
@@ -231,7 +244,7 @@ def _spread(values: Sequence[float], sign: str = "") -> str:
     return f"{mean if float(mean) else '0.00'} ± {stdev(values):.2f}"
 
 
-def reported(name: str, label: str) -> str:
+def reported(name: str, *labels: str) -> str:
     """Return best rounds beside the values that another project reports."""
     lines = []
     for row in read(RESULTS / f"{name}.csv"):
@@ -239,9 +252,9 @@ def reported(name: str, label: str) -> str:
         theirs = ["-", "-"]
         if row["reported"]:
             theirs = [f"{row['reported']} ± {row['deviation']}", f"{best - float(row['reported']):+.2f}"]
-        lines.append([row[label], f"{best:.2f}", row["round"], f"{last:.2f}", *theirs])
-    head = [label, "best round", "round", "last", "reported", "raysim minus reported"]
-    return markdown(head, lines, right=range(1, 6))
+        lines.append([*(row[label] for label in labels), f"{best:.2f}", row["round"], f"{last:.2f}", *theirs])
+    head = [*labels, "best round", "round", "last", "reported", "raysim minus reported"]
+    return markdown(head, lines, right=range(len(labels), len(head)))
 
 
 def capabilities() -> str:
@@ -271,7 +284,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "step_size": step_size,
     "beside_fluke": beside_fluke,
     "beside_niid_bench": partial(reported, "beside_niid_bench", "partition"),
-    "beside_pfllib": partial(reported, "beside_pfllib", "method"),
+    "digits_others": partial(beside_standalone, "digits_others"),
+    "beside_pfllib": partial(reported, "beside_pfllib", "partition", "method"),
 }
 
 

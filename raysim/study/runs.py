@@ -217,7 +217,7 @@ def counted_runs(runs: Sequence[RunRecord]) -> list[RunRecord]:
     kept = [run for run in kept if run.cell or run.sweep is None]
     kept = [run for run in kept if not (run.sweep and run.sweep.trials)] or kept
     if not kept:
-        text = "no run has finished a round, or none belongs to a cell that the sweep in this folder has now"
+        text = "no run has finished a round, or none is of a cell that this sweep has now; run the sweep again"
         raise ScenarioError(f"{runs[0].folder.parent}: {text}")
     return kept
 
