@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 
@@ -43,8 +43,6 @@ from raysim.engine.workers.states import ClientStates
 from raysim.engine.workers.time_limit import limit
 from raysim.grouped.lockstep import in_lockstep
 from raysim.grouped.together import ask_to_fit, fit_all
-
-T = TypeVar("T")
 
 
 def _is_own_failure(error: RunError) -> bool:
@@ -115,9 +113,14 @@ class ClientTrainer:
         for group in groups:
             downs = {k: message_of(k) for k in group}
             k = group[0]
-            train = partial(self._train_group, t, downs, evaluate_before)
-            trained = ClientFailure() if k in skip else self._tolerating(train, k, t, downs[k].guard)
-            yield from [(k, trained, trained)] if isinstance(trained, ClientFailure) else trained
+            if k in skip:
+                yield k, ClientFailure(), ClientFailure()
+                continue
+            try:
+                yield from self._train_group(t, downs, evaluate_before)
+            except RunError as error:
+                failed = self._failure(error, k, t, downs[k].guard)
+                yield k, failed, failed
         self.rounds_received += any(broadcast.of[k] is not None for k in ids)
 
     def evaluate_current(
@@ -131,7 +134,10 @@ class ClientTrainer:
         evaluations: dict[ClientId, ClientEvaluation | ClientFailure] = {}
         for k in ids:
             received = message_of(k)
-            evaluations[k] = self._tolerating(partial(self._evaluate_received, k, t, received), k, t, received.guard)
+            try:
+                evaluations[k] = self._evaluate_received(k, t, received)
+            except RunError as error:
+                evaluations[k] = self._failure(error, k, t, received.guard)
         return evaluations
 
     def receiver(self, t: int, broadcast: Broadcast) -> Callable[[ClientId], None]:
@@ -224,18 +230,16 @@ class ClientTrainer:
         guard = Unchanged(down, packed if (self.rounds_received + 1).bit_count() == 1 else None)
         return Received(down, wire_size(down), guard)
 
-    def _tolerating(self, call: Callable[[], T], k: ClientId, t: int, guard: Unchanged) -> T | ClientFailure:
-        """Make a call for client k. If the run tolerates failures, return the client's failure instead of raising it.
+    def _failure(self, error: RunError, k: ClientId, t: int, guard: Unchanged) -> ClientFailure:
+        """Return an error as the failure of client k. Raises the error if the run does not tolerate it.
 
-        Each client trains alone in such a run, and keeps its earlier state if it fails. guard: of its message.
+        Each client of a run that tolerates failures trains alone, and keeps its earlier state if it fails. guard: of
+        its message.
         """
-        try:
-            return call()
-        except RunError as error:
-            if not self.plan.tolerates_failures or not _is_own_failure(error):
-                raise
-            self._check_unchanged(guard, "a hook", k, t)
-            return ClientFailure(error)
+        if not self.plan.tolerates_failures or not _is_own_failure(error):
+            raise error
+        self._check_unchanged(guard, "a hook", k, t)
+        return ClientFailure(error)
 
     def _train_group(
         self, t: int, downs: Mapping[ClientId, Received], evaluate_before: Coverage | None
