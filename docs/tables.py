@@ -284,6 +284,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "step_size": step_size,
     "beside_fluke": beside_fluke,
     "beside_niid_bench": partial(reported, "beside_niid_bench", "partition"),
+    "digits_more": partial(beside_standalone, "digits_more"),
     "digits_others": partial(beside_standalone, "digits_others"),
     "beside_pfllib": partial(reported, "beside_pfllib", "partition", "method"),
 }
