@@ -266,22 +266,15 @@ def make_partition(
             count_NC = counts.largest_remainder(class_count_C, share_NC.T, none_empty=few).T
             if part > 0:
                 count_NC = counts.top_up(count_NC, 1, share_NC)
-        position, place = counts.deal(label_M[pool], _by_part(count_NC, part, shares), rng)
+        in_part_P = np.arange(len(PARTS)) == part
+        count_NCP = count_NC[..., None] * in_part_P if shares is None else counts.split_cells(count_NC, shares)
+        position, place = counts.deal(label_M[pool], count_NCP, rng)
         index.append(pool[position])
         places.append(place)
     client_Q, part_Q = np.divmod(np.concatenate(places), len(PARTS))
     index_Q, masks = np.concatenate(index), [part_Q == part for part in range(len(PARTS))]
     shards = (make_shards(index_Q[mask_Q], client_Q[mask_Q], num_clients) for mask_Q in masks)
     return Partition(*shards, notes=(note,) if note else ())
-
-
-def _by_part(count_NC: Ints, part: int, shares: counts.Shares | None) -> Ints:
-    """Divide counts of samples among the parts, [N, C, P]: by shares or, without them, all to one part."""
-    if shares is not None:
-        return counts.split_cells(count_NC, shares)
-    count_NCP = np.zeros((*count_NC.shape, len(PARTS)), np.int64)
-    count_NCP[..., part] = count_NC
-    return count_NCP
 
 
 def _left_out(name: str, num_ids: int, num_kept: int, min_samples: int) -> tuple[str, ...]:

@@ -22,8 +22,8 @@ from raysim.plugins.own_code import CODE, JOB_CODE, OwnCode, SourceFile
 def read_own_code(decides: Mapping[Path, bool]) -> OwnCode:
     """Read files, and the files that they import from their folder, their project or the current folder.
 
-    decides: a file -> whether results may depend on it. Raises `ScenarioError` if a file cannot be read or parsed, two
-    have the same name, or a file's name cannot be that of a module or is that of an installed one.
+    decides: a file -> whether results may depend on it. Raises `ScenarioError` if a file cannot be read or parsed, if
+    two files have the same name, and if a name contains a dot or is that of an installed module.
     """
     return OwnCode.merged(_read(path, one) for path, one in decides.items())
 
@@ -31,7 +31,8 @@ def read_own_code(decides: Mapping[Path, bool]) -> OwnCode:
 def _read(path: Path, decides: bool) -> OwnCode:
     if "." in path.stem or _is_installed(path.stem, path):
         raise ScenarioError(
-            f"{path}: a module cannot have the name {path.stem!r}, or an installed one has it; rename the file"
+            f"{path}: a module's name cannot be {path.stem!r}: it has a dot, or an installed module has this name; "
+            "rename the file"
         )
     return OwnCode(dict(_with_imports(path, decides)))
 

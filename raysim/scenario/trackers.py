@@ -23,9 +23,9 @@ TRACKERS: Mapping[str, type] = {"tensorboard": TensorBoard, "wandb": Wandb}
 
 
 def check_trackers(parsed: ParsedScenario) -> None:
-    """Raise `ScenarioError` if an entry names no tracker, or has an option that its tracker, a dataclass, lacks.
+    """Raise `ScenarioError` if an entry names no tracker, or has a wrong option for a tracker that is a dataclass.
 
-    Imports custom trackers, but creates none.
+    Imports custom trackers, but creates none. So wrong options for other classes are found when the run starts.
     """
     for key, entry in _entries(parsed):
         _maker(parsed, key, entry)
